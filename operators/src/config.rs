@@ -211,7 +211,12 @@ impl JobContext<'_> {
     /// # Errors
     /// Fails if the id is not known; the message says that `by` needs it.
     pub fn require(&self, role: Role, by: &str) -> Result<u32, Problem> {
-        let missing = || Problem::missing(format!("tokenizer.{role}"), format!("{by} needs it, and none is known"));
+        let missing = || {
+            Problem::missing(
+                format!("tokenizer.{role}"),
+                format!("{by} needs it, and neither the job nor the tokenizer has one"),
+            )
+        };
         self.special_ids.id(role).ok_or_else(missing)
     }
 }

@@ -62,7 +62,7 @@ impl OperatorConfig for GridConfig {
         dtype: "int32",
         when: "images and codes with labels",
         shape: "",
-        contract: "class of the image, 0 or more; names, where there are, in `input.images.classes` of the manifest's job",
+        contract: "class of the image, 0 or more; the manifest's job has the names, if any, in `input.images.classes`",
         meaning: "class of the image, from 0",
     }];
 

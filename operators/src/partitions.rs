@@ -167,16 +167,16 @@ impl OperatorConfig for PartitionsConfig {
             dtype: "fixed list bool",
             when: "`partitions`",
             shape: "[views, L]",
-            contract: "true = group 1, padding false; `level: subtoken`: [views, L, ℓ]",
-            meaning: "the group of each token, true for group 1, in each of several views (Partition Generative Modeling)",
+            contract: "true for group 1, false for group 0 and padding; with `level: subtoken`: [views, L, ℓ]",
+            meaning: "group of each token in each view; true for group 1 (Partition Generative Modeling)",
         },
         Column {
             name: columns::PARTITION_T,
             dtype: "fixed list float32",
             when: "`partitions`",
             shape: "[views]",
-            contract: "`level: block`: [views, ⌈L/L'⌉], one for each block",
-            meaning: "the t that each view, or each block of it, was drawn with",
+            contract: "with `level: block`: [views, ⌈L/L'⌉], one per block",
+            meaning: "the t with which each view, or each of its blocks, was drawn",
         },
     ];
 
@@ -198,7 +198,7 @@ impl OperatorConfig for PartitionsConfig {
             let stored: Vec<bool> = groups.range(row).map(|i| group_values.value(i)).collect();
             let expected = self.draw_views(sequence);
             if expected.groups != stored || expected.times != times.row(row) {
-                violations.push(Violation::new(row, "partitions are not those of the seed"));
+                violations.push(Violation::new(row, "partitions differ from those that the seed gives"));
             }
             let empty = |view: &[bool]| {
                 let ones = view.iter().filter(|&&group| group).count();

@@ -55,7 +55,7 @@ pub fn resolve_operators(context: &JobContext<'_>) -> (Vec<OperatorSpec>, Vec<Pr
     let known =
         |key: &str| operators().iter().any(|operator| operator.section().is_some_and(|section| section.key == key));
     let unknown = context.spec.sections.keys().filter(|key| !known(key));
-    problems.extend(unknown.map(|key| Problem::missing(key, "is of an operator that this program does not have")));
+    problems.extend(unknown.map(|key| Problem::missing(key, "belongs to an operator that this program does not have")));
     (specs, problems)
 }
 

@@ -149,8 +149,8 @@ impl OperatorConfig for SubtokensConfig {
         dtype: "fixed list uint8 (b ≤ 256) / uint16",
         when: "`subtokens`",
         shape: "[L, ℓ]",
-        contract: "base-b digits of the id (of its number in `permutation.npy`, where there is one), most significant first",
-        meaning: "each token's id as digits, the most significant first (MDM-Prime)",
+        contract: "base-b digits of the id, most significant first; with `permutation.npy`, of the permuted id",
+        meaning: "base-b digits of each token's id, most significant first (MDM-Prime)",
     }];
 
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
@@ -165,7 +165,7 @@ impl OperatorConfig for SubtokensConfig {
             }
             (Some(_), Some(read)) => Some(read.clone()),
             (Some(named), None) => {
-                let message = format!("its numbers are not at hand; a data set has them in {PERMUTATION}");
+                let message = format!("its values are not available; a data set has them in {PERMUTATION}");
                 return Err(Problem::new("subtokens.permutation", format!("{named:?}"), message));
             }
         };

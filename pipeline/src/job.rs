@@ -356,7 +356,7 @@ impl Checks<'_> {
             return None;
         }
         let found = match &input.sql {
-            Some(_) => source::check_sql(store, &tables, input, crate::functions::register),
+            Some(_) => stillhouse_query::check_sql(store, &tables, input, crate::functions::register),
             None => {
                 let files = all_files(&tables);
                 source::check_columns(store, &files, input, &mut step_reporter(observer, "files".into(), files.len()))

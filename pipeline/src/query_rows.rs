@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use stillhouse_query::{StagedRecord, StagedRows, read_staged_record, reuse_staged, stage_sql, staged_rows};
 use stillhouse_schemas::spec::EngineKind;
 
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -24,7 +25,7 @@ use crate::functions;
 use crate::identity::JobHash;
 use crate::job::{Prepared, blocking};
 use crate::output::{INPUT, Output, PlanRecord};
-use crate::source::{self, StagedRecord, StagedRows, Store, read_staged_record, staged_rows};
+use crate::source::Store;
 use crate::storage::blocking as blocking_call;
 
 /// Bytes read from a part at once.
@@ -218,12 +219,12 @@ fn read(file: &Path, start: u64) -> Result<Vec<u8>> {
 ///
 /// Reuses the rows that an earlier run of this job has staged.
 pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<StagedRows> {
-    if let Some(staged) = source::reuse_staged(folder, &prepared.files) {
+    if let Some(staged) = reuse_staged(folder, &prepared.files) {
         return Ok(staged);
     }
     observer.event(&Event::Preparing { what: "running input.sql".into() });
     let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
-    source::stage_sql(&prepared.store, &prepared.tables, &prepared.spec.input, memory, folder, functions::register)
+    stage_sql(&prepared.store, &prepared.tables, &prepared.spec.input, memory, folder, functions::register)
         .map_err(|e| PipelineError::source("input.sql", e))
 }
 

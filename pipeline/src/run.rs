@@ -29,6 +29,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
 use stillhouse_datasets::damage::{self, check_finished};
 use stillhouse_operators::operator::OperatorError;
+use stillhouse_query::StagedRows;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, TeacherArithmetic};
 use stillhouse_schemas::spec::EngineKind;
@@ -54,7 +55,7 @@ use crate::run::locked_output::{LockedOutput, may_overwrite, remove_overwritten}
 pub use crate::run::stop::Stop;
 pub(crate) use crate::run::stop::release;
 use crate::sequence_offsets;
-use crate::source::{self, StagedRows};
+use crate::source;
 use crate::storage::blocking as blocking_call;
 use crate::teacher::{self, DecidedArithmetic, JobInput, LoadedTeachers};
 

@@ -32,7 +32,7 @@ use crate::events::{Event, Observer};
 use crate::identity::JobHash;
 use crate::job::{Prepared, blocking};
 use crate::run::splits::{resources, shard_names, source_of};
-use crate::source::{self, InputFile};
+use crate::source::InputFile;
 use crate::teacher::{JobInput, LoadedTeachers, load_all};
 use crate::{finish, functions, plan};
 
@@ -145,8 +145,9 @@ impl Query {
         let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
         let place = folder.path().join("input");
         let input = &prepared.spec.input;
-        let staged = source::stage_sql(&prepared.store, &prepared.tables, input, memory, &place, functions::register)
-            .map_err(|e| PipelineError::source("input.sql", e))?;
+        let staged =
+            stillhouse_query::stage_sql(&prepared.store, &prepared.tables, input, memory, &place, functions::register)
+                .map_err(|e| PipelineError::source("input.sql", e))?;
         Ok(Self { files: staged.files, _folder: folder })
     }
 }

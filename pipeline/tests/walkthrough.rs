@@ -67,7 +67,7 @@ async fn prepare(text: String, folder: PathBuf) -> Arc<Prepared> {
 async fn a_fault_of_an_operator_ends_the_run_with_its_split() {
     install();
     for (fault, says) in
-        [("panics", "stopped: a fault of this program"), ("breaks_its_invariant", "row 0: broken on purpose")]
+        [("panics", "stopped: a bug in this program"), ("breaks_its_invariant", "row 0: broken on purpose")]
     {
         let scratch = tempfile::tempdir().unwrap();
         let text = job_text(scratch.path(), &format!("faulty: {{fault: {fault}}}"));

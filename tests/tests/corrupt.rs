@@ -231,7 +231,7 @@ json.dump(m, open(manifest, 'w'))
             "topk_logprob of",
         ),
         ("topk_index", "v ^ 1", "topk_"),
-        ("sampled_index", "v + 1", "sampled tokens are not those of the seed"),
+        ("sampled_index", "v + 1", "sampled tokens differ from those that the seed gives"),
         ("top_p_tail", "v - 1e-3", "top_p_tail is"),
     ] {
         scratch.write("change.py", program);

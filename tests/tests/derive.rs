@@ -175,7 +175,7 @@ fn later_epochs_are_derived_from_the_first() {
     assert!(before == all && all > 40, "{all} rows");
     // a lost or wrong place is detected
     for (place, says) in [
-        (json!({"first": 0, "sequences": 1}), "order and block are not those of the seed"),
+        (json!({"first": 0, "sequences": 1}), "order and block differ from those that the seed gives"),
         (Value::Null, "the manifest has no position of its split"),
     ] {
         with_manifest(&scratch.path("schedule2"), |manifest| manifest["splits"][0]["place"] = place);

@@ -177,7 +177,7 @@ fn signals_are_kept_while_the_teacher_writes() {
     let edits: BTreeMap<&str, fn(&mut Value)> = BTreeMap::from([
         ("logz is", (|e| e["logz_temperatures"][1] = 3.0.into()) as fn(&mut Value)),
         ("candidate_logprob is", |e| e["candidates"][0] = 12.into()),
-        ("sampled tokens are not those of the seed", |e| e["samples"]["power"] = 0.5.into()),
+        ("sampled tokens differ from those that the seed gives", |e| e["samples"]["power"] = 0.5.into()),
         ("top_p_count is", |e| e["top_p"]["mass"] = 0.2.into()),
         ("hidden_states: component", |e| e["hidden_states"]["layers"][1] = 2.into()),
     ]);

@@ -65,7 +65,7 @@ fn weights_that_the_configuration_does_not_describe_are_refused_before_the_work(
         scratch.stillhouse(&[verb, "job.yaml"]).expect(2).says(&[
             "extract.teacher.path",
             "model.safetensors",
-            "tensors are no part of the model that the configuration describes",
+            "tensors are not part of the model that the configuration describes",
             &format!("n_layer {said}"),
             &format!("h.{said}.attn.c_attn.bias"),
         ]);

@@ -27,6 +27,14 @@ pub fn truncate_text(text: &mut String, max_chars: usize) {
     }
 }
 
+/// Returns the first 80 characters of a value in quotes, with control characters escaped, for a message that refuses it.
+pub fn quoted_prefix(value: &str) -> String {
+    match value.char_indices().nth(80) {
+        Some((end, _)) => format!("{:?}…", &value[..end]),
+        None => format!("{value:?}"),
+    }
+}
+
 /// Truncates a failure's message.
 pub fn truncate_message(mut message: String) -> String {
     truncate_text(&mut message, MAX_MESSAGE_CHARS);

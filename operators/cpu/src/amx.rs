@@ -57,6 +57,42 @@ pub(crate) unsafe fn session<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// Sets the sums of one or two rows of tiles to zero: 2 or 4 tiles.
+macro_rules! zero_sums {
+    (4) => {
+        asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem))
+    };
+    (2) => {
+        asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem))
+    };
+}
+pub(crate) use zero_sums;
+
+/// Stores the sums of one or two rows of tiles, 32 outputs apart.
+macro_rules! store_sums {
+    (4, $out:ident) => {
+        asm!(
+            "tilestored [{out} + {pair}], tmm0",
+            "tilestored [{out} + {pair} + 64], tmm1",
+            "tilestored [{out} + {pair} + 2048], tmm2",
+            "tilestored [{out} + {pair} + 2112], tmm3",
+            out = in(reg) $out,
+            pair = in(reg) 128usize,
+            options(nostack),
+        )
+    };
+    (2, $out:ident) => {
+        asm!(
+            "tilestored [{out} + {pair}], tmm0",
+            "tilestored [{out} + {pair} + 64], tmm1",
+            out = in(reg) $out,
+            pair = in(reg) 128usize,
+            options(nostack),
+        )
+    };
+}
+pub(crate) use store_sums;
+
 /// Defines a function that computes the sums of one or two rows of tiles with the instruction `$multiply`, and stores
 /// them 32 outputs apart.
 ///
@@ -75,7 +111,7 @@ macro_rules! tiles {
             unsafe {
                 let (mut x, mut w) = (strip, panel);
                 if rows > TILE_ROWS {
-                    asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+                    zero_sums!(4);
                     for line in 0..lines {
                         prefetch_line(&tile, line);
                         asm!(
@@ -96,17 +132,9 @@ macro_rules! tiles {
                         x = x.wrapping_add(2 * TILE_ROWS);
                         w = w.wrapping_add(32);
                     }
-                    asm!(
-                        "tilestored [{out} + {pair}], tmm0",
-                        "tilestored [{out} + {pair} + 64], tmm1",
-                        "tilestored [{out} + {pair} + 2048], tmm2",
-                        "tilestored [{out} + {pair} + 2112], tmm3",
-                        out = in(reg) out,
-                        pair = in(reg) 128usize,
-                        options(nostack),
-                    );
+                    store_sums!(4, out);
                 } else {
-                    asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem));
+                    zero_sums!(2);
                     for line in 0..lines {
                         prefetch_line(&tile, line);
                         asm!(
@@ -124,13 +152,7 @@ macro_rules! tiles {
                         x = x.wrapping_add(TILE_ROWS);
                         w = w.wrapping_add(32);
                     }
-                    asm!(
-                        "tilestored [{out} + {pair}], tmm0",
-                        "tilestored [{out} + {pair} + 64], tmm1",
-                        out = in(reg) out,
-                        pair = in(reg) 128usize,
-                        options(nostack),
-                    );
+                    store_sums!(2, out);
                 }
             }
         }

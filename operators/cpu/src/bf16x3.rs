@@ -10,7 +10,7 @@
 //! A weight that bf16 holds exactly, as in most checkpoints, has wl = 0. The kernel then skips the third product, which
 //! would add zeros; no bit changes. Products are exact in f32 and the instruction sums in f32 (see [`crate::amx`]).
 
-use crate::amx::{TILE_ROWS, prefetch_line, session, to_bf16};
+use crate::amx::{TILE_ROWS, prefetch_line, session, store_sums, to_bf16, zero_sums};
 use crate::cpu_features::AmxBf16x3;
 use crate::kernel::{Kernel, Tile, copy_to_lines};
 use crate::memory::{LINE, Line, as_numbers, as_numbers_mut};
@@ -53,7 +53,7 @@ unsafe fn tiles(tile: Tile) {
     unsafe {
         let (mut x, mut w, has_low) = (strip, panel, panel.add(lines * DEPTH).cast::<u32>().read() != 0);
         if rows > TILE_ROWS {
-            asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3", options(nostack, nomem));
+            zero_sums!(4);
             for line in 0..lines {
                 prefetch_line(&tile, line);
                 asm!(
@@ -84,17 +84,9 @@ unsafe fn tiles(tile: Tile) {
                 x = x.wrapping_add(4 * TILE_ROWS);
                 w = w.wrapping_add(DEPTH);
             }
-            asm!(
-                "tilestored [{out} + {pair}], tmm0",
-                "tilestored [{out} + {pair} + 64], tmm1",
-                "tilestored [{out} + {pair} + 2048], tmm2",
-                "tilestored [{out} + {pair} + 2112], tmm3",
-                out = in(reg) out,
-                pair = in(reg) 128usize,
-                options(nostack),
-            );
+            store_sums!(4, out);
         } else {
-            asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem));
+            zero_sums!(2);
             for line in 0..lines {
                 prefetch_line(&tile, line);
                 asm!(
@@ -123,13 +115,7 @@ unsafe fn tiles(tile: Tile) {
                 x = x.wrapping_add(2 * TILE_ROWS);
                 w = w.wrapping_add(DEPTH);
             }
-            asm!(
-                "tilestored [{out} + {pair}], tmm0",
-                "tilestored [{out} + {pair} + 64], tmm1",
-                out = in(reg) out,
-                pair = in(reg) 128usize,
-                options(nostack),
-            );
+            store_sums!(2, out);
         }
     }
 }

@@ -237,54 +237,6 @@ impl WideningKernel for Avx512 {
     }
 }
 
-/// # Safety
-/// As [`Kernel::compute_tile`], for M rows and 32 outputs with weights in format `FORMAT`.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-unsafe fn tile_avx512<const M: usize, const FORMAT: u8>(tile: Tile) {
-    use core::arch::x86_64::*;
-    let Tile { lines, strip, panel, out, .. } = tile;
-    let depth = const { depth(FORMAT, 32) };
-    for (start, count, overwrite) in blocks(lines, tile.overwrite) {
-        let mut sums = [[_mm512_setzero_ps(); 2]; M];
-        // SAFETY: lines stay below `start + count <= lines`, rows below M, inputs below 16 and outputs below 32.
-        unsafe {
-            let mut x = strip.add(start * M).cast::<f32>();
-            let mut next = tile.next.wrapping_add(start * tile.prefetch_per_line);
-            let mut w = panel.add(start * depth);
-            for _ in 0..count {
-                for line in 0..tile.prefetch_per_line {
-                    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
-                }
-                next = next.wrapping_add(tile.prefetch_per_line);
-                for i in 0..M {
-                    _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add((M + i) * 16).cast());
-                }
-                for k in 0..16 {
-                    for line in 0..depth / 16 {
-                        _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(depth + k * depth / 16 + line).cast());
-                    }
-                    let weights = [load_sixteen::<FORMAT>(w, k * 32), load_sixteen::<FORMAT>(w, k * 32 + 16)];
-                    for (i, sums) in sums.iter_mut().enumerate() {
-                        let number = _mm512_set1_ps(*x.add(i * 16 + k));
-                        sums[0] = _mm512_fmadd_ps(number, weights[0], sums[0]);
-                        sums[1] = _mm512_fmadd_ps(number, weights[1], sums[1]);
-                    }
-                }
-                x = x.add(M * 16);
-                w = w.add(depth);
-            }
-            for (i, sums) in sums.iter().enumerate() {
-                for (half, sum) in sums.iter().enumerate() {
-                    let to = out.add(i * 32 + half * 16);
-                    let sum = if overwrite { *sum } else { _mm512_add_ps(_mm512_load_ps(to), *sum) };
-                    _mm512_store_ps(to, sum);
-                }
-            }
-        }
-    }
-}
-
 #[cfg(target_arch = "x86_64")]
 impl Kernel for Avx2 {
     type Weight = f32;
@@ -356,44 +308,95 @@ impl WideningKernel for Avx2 {
     }
 }
 
-/// # Safety
-/// As [`Kernel::compute_tile`], for M rows and 16 outputs with weights in format `FORMAT`.
+/// Defines the tile of one panel for an instruction set. `$ahead` says whether the kernel prefetches the lines of the
+/// strip and of the panel that follow, which AVX2's tile gains nothing from.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn tile_avx2<const M: usize, const FORMAT: u8>(tile: Tile) {
-    use core::arch::x86_64::*;
-    let Tile { lines, strip, panel, out, .. } = tile;
-    let depth = const { depth(FORMAT, 16) };
-    for (start, count, overwrite) in blocks(lines, tile.overwrite) {
-        let mut sums = [[_mm256_setzero_ps(); 2]; M];
-        // SAFETY: lines stay below `start + count <= lines`, rows below M, inputs below 16 and outputs below 16.
-        unsafe {
-            let mut x = strip.add(start * M).cast::<f32>();
-            let mut next = tile.next.wrapping_add(start * tile.prefetch_per_line);
-            let mut w = panel.add(start * depth);
-            for _ in 0..count {
-                for line in 0..if FORMAT == F32 { 0 } else { tile.prefetch_per_line } {
-                    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
-                }
-                next = next.wrapping_add(tile.prefetch_per_line);
-                for k in 0..16 {
-                    let weights = [load_eight::<FORMAT>(w, k * 16), load_eight::<FORMAT>(w, k * 16 + 8)];
-                    for (i, sums) in sums.iter_mut().enumerate() {
-                        let number = _mm256_set1_ps(*x.add(i * 16 + k));
-                        sums[0] = _mm256_fmadd_ps(number, weights[0], sums[0]);
-                        sums[1] = _mm256_fmadd_ps(number, weights[1], sums[1]);
+macro_rules! tile {
+    ($name:ident, $features:literal, $outputs:literal, $vector:literal, $ahead:literal, $weights:ident, $zero:ident, $set:ident, $fma:ident, $add:ident, $load:ident, $store:ident) => {
+        /// # Safety
+        /// As [`Kernel::compute_tile`], for M rows with weights in format `FORMAT`.
+        #[target_feature(enable = $features)]
+        unsafe fn $name<const M: usize, const FORMAT: u8>(tile: Tile) {
+            use core::arch::x86_64::*;
+            let Tile { lines, strip, panel, out, .. } = tile;
+            let depth = const { depth(FORMAT, $outputs) };
+            for (start, count, overwrite) in blocks(lines, tile.overwrite) {
+                let mut sums = [[$zero(); 2]; M];
+                // SAFETY: lines stay below `start + count <= lines`, rows below M, inputs below 16 and outputs below those
+                // of a panel. Prefetched addresses may be invalid.
+                unsafe {
+                    let mut x = strip.add(start * M).cast::<f32>();
+                    let mut next = tile.next.wrapping_add(start * tile.prefetch_per_line);
+                    let mut w = panel.add(start * depth);
+                    for _ in 0..count {
+                        if $ahead || FORMAT != F32 {
+                            for line in 0..tile.prefetch_per_line {
+                                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
+                            }
+                        }
+                        next = next.wrapping_add(tile.prefetch_per_line);
+                        if $ahead {
+                            for i in 0..M {
+                                _mm_prefetch::<_MM_HINT_T0>(x.wrapping_add((M + i) * 16).cast());
+                            }
+                        }
+                        for k in 0..16 {
+                            if $ahead {
+                                for line in 0..depth / 16 {
+                                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(depth + k * depth / 16 + line).cast());
+                                }
+                            }
+                            let weights =
+                                [$weights::<FORMAT>(w, k * $outputs), $weights::<FORMAT>(w, k * $outputs + $vector)];
+                            for (i, sums) in sums.iter_mut().enumerate() {
+                                let number = $set(*x.add(i * 16 + k));
+                                sums[0] = $fma(number, weights[0], sums[0]);
+                                sums[1] = $fma(number, weights[1], sums[1]);
+                            }
+                        }
+                        x = x.add(M * 16);
+                        w = w.add(depth);
                     }
-                }
-                x = x.add(M * 16);
-                w = w.add(depth);
-            }
-            for (i, sums) in sums.iter().enumerate() {
-                for (half, sum) in sums.iter().enumerate() {
-                    let to = out.add(i * 16 + half * 8);
-                    let sum = if overwrite { *sum } else { _mm256_add_ps(_mm256_load_ps(to), *sum) };
-                    _mm256_store_ps(to, sum);
+                    for (i, sums) in sums.iter().enumerate() {
+                        for (half, sum) in sums.iter().enumerate() {
+                            let to = out.add(i * $outputs + half * $vector);
+                            let sum = if overwrite { *sum } else { $add($load(to), *sum) };
+                            $store(to, sum);
+                        }
+                    }
                 }
             }
         }
-    }
+    };
 }
+
+#[cfg(target_arch = "x86_64")]
+tile!(
+    tile_avx512,
+    "avx512f,avx512dq,avx512bw,avx512vl",
+    32,
+    16,
+    true,
+    load_sixteen,
+    _mm512_setzero_ps,
+    _mm512_set1_ps,
+    _mm512_fmadd_ps,
+    _mm512_add_ps,
+    _mm512_load_ps,
+    _mm512_store_ps
+);
+#[cfg(target_arch = "x86_64")]
+tile!(
+    tile_avx2,
+    "avx2,fma,f16c",
+    16,
+    8,
+    false,
+    load_eight,
+    _mm256_setzero_ps,
+    _mm256_set1_ps,
+    _mm256_fmadd_ps,
+    _mm256_add_ps,
+    _mm256_load_ps,
+    _mm256_store_ps
+);

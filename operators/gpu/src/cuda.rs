@@ -89,7 +89,7 @@ impl fmt::Debug for Cuda {
 pub fn count() -> Result<usize> {
     let failed = |call: &str, error: DriverError| GpuError::Unavailable {
         device: "cuda".into(),
-        message: format!("{call}: {}, valid: a driver that begins, or cpu", error_text(error)),
+        message: format!("{call}: {}, valid: a working driver, or cpu", error_text(error)),
     };
     // SAFETY: only tries to open libcuda
     if !unsafe { sys::is_culib_present() } {
@@ -132,8 +132,9 @@ impl Cuda {
         versions::check_settings(setting).map_err(&unavailable)?;
         let gpu_count = count()?;
         let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < gpu_count);
-        let number =
-            number.ok_or_else(|| unavailable(format!("there are {gpu_count} GPUs, valid: cpu, or cuda:N below")))?;
+        let number = number.ok_or_else(|| {
+            unavailable(format!("there are {gpu_count} GPUs, valid: cpu, or cuda:N with N below {gpu_count}"))
+        })?;
         let device = result::device::get(number).map_err(|e| failed("cuDeviceGet", e))?;
         let model = result::device::get_name(device).map_err(|e| failed("cuDeviceGetName", e))?;
         let attribute = |what| {

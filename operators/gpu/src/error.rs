@@ -18,7 +18,7 @@ pub enum GpuError {
         lost: bool,
     },
     /// The device has too little free memory.
-    #[error("{device}: out of memory: {bytes} bytes asked for, {free} of {total} are free")]
+    #[error("{device}: out of memory: {bytes} bytes requested, {free} of {total} are free")]
     Memory {
         /// The device.
         device: String,

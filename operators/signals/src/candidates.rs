@@ -14,7 +14,7 @@ pub(crate) const COLUMNS: &[Column] = &[Column {
     dtype: "fixed list float32",
     when: "`candidates`",
     shape: "[L, candidates]",
-    contract: "ln p of each of `candidates`, in their order; certain: 0 for the token itself, −∞ for others",
+    contract: "ln p of each token of `candidates`, in the job's order; certain: 0 for the token itself, −∞ for others",
     meaning: "natural logarithms of the probabilities of the job's candidate tokens at each position",
 }];
 

@@ -13,8 +13,8 @@ pub(crate) const COLUMNS: &[Column] = &[Column {
     dtype: "fixed list float32",
     when: "`entropy`",
     shape: "[L]",
-    contract: "−Σ p ln p of the teacher's distribution, nat, to 1e-5; certain: 0",
-    meaning: "entropy of the teacher's distribution of the token, in nat",
+    contract: "−Σ p ln p of the teacher's distribution, in nat, error at most 1e-5; certain: 0",
+    meaning: "entropy of the teacher's distribution at each position, in nat",
 }];
 
 /// Entropy.

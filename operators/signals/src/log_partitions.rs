@@ -13,8 +13,8 @@ pub(crate) const COLUMNS: &[Column] = &[Column {
     dtype: "fixed list float32",
     when: "`logz_temperatures`",
     shape: "[L, temperatures]",
-    contract: "ln Σ exp(l / T) for each T in the order of the job, to 1e-5 nat or half a unit of its f32; certain: 0",
-    meaning: "logarithm of the sum of exp(logit / T) over the vocabulary at each of the job's temperatures T",
+    contract: "ln Σ exp(l / T) for each T in the job's order; error at most 1e-5 nat or half a unit in the last place; certain: 0",
+    meaning: "natural logarithm of the sum of exp(logit / T) over the vocabulary, for each temperature T of the job",
 }];
 
 /// Log-partitions.

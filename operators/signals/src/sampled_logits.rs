@@ -25,7 +25,7 @@ pub(crate) const COLUMNS: &[Column] = &[
         dtype: "fixed list uint16",
         when: "`samples`",
         shape: "[L]",
-        contract: "distinct tokens drawn",
+        contract: "number of distinct tokens drawn",
         meaning: "number of distinct tokens drawn from the teacher's distribution at each position",
     },
     Column {
@@ -33,24 +33,24 @@ pub(crate) const COLUMNS: &[Column] = &[
         dtype: "list uint16 (V ≤ 65,536) / uint32",
         when: "`samples`",
         shape: "[*]",
-        contract: "the tokens of position 0, then 1, …; ascending within a position",
-        meaning: "the drawn tokens, those of position 0 first",
+        contract: "tokens of position 0, then 1, …; ascending within a position",
+        meaning: "ids of the drawn tokens: position 0 first",
     },
     Column {
         name: columns::SAMPLED_TIMES,
         dtype: "list uint16",
         when: "`samples`",
         shape: "[*]",
-        contract: "how often each was drawn; those of a position add up to N. times/N estimates p without bias where `power` is 1",
-        meaning: "how often each was drawn; divided by the number of draws it estimates the probability without bias",
+        contract: "how often each token was drawn; the sum per position is N; with `power` 1, times/N is an unbiased estimate of p",
+        meaning: "how often each token was drawn; divided by the number of draws, an unbiased estimate of its probability",
     },
     Column {
         name: columns::SAMPLED_RATIO,
         dtype: "list float32",
         when: "`samples.power` ≠ 1",
         shape: "[*]",
-        contract: "p/q of each: times/N · ratio estimates p without bias (not divided by its sum)",
-        meaning: "probability over that of the proposal: times/N · ratio estimates the probability without bias",
+        contract: "p/q of each token; times/N · ratio, without normalization, is an unbiased estimate of p",
+        meaning: "probability divided by that of the proposal: times/N · ratio is an unbiased estimate of the probability",
     },
 ];
 
@@ -248,7 +248,7 @@ impl StoredSignal for SampledLogits {
             _ => 1 + draws / 4,
         };
         if moved > may_move {
-            return Some(format!("{moved} of {draws} sampled tokens are not those of the seed"));
+            return Some(format!("{moved} of {draws} sampled tokens differ from those that the seed gives"));
         }
         let ratios: BTreeMap<&u32, &f32> = expected_tokens.iter().zip(f32s(expected, 3)).collect();
         let (ratio, expected) = u32s(got, 1).iter().zip(f32s(got, 3)).find_map(|(token, ratio)| {
@@ -274,7 +274,7 @@ impl StoredSignal for SampledLogits {
         let describe_mean =
             move |mean: f64| ("sampled logits".into(), format!("{draws} draws, {mean:.1} distinct on average"));
         vec![Series {
-            title: "distinct tokens drawn".into(),
+            title: "number of distinct tokens drawn".into(),
             values: positions.iter().map(|values| u32s(values, 1).len() as f64).collect(),
             axis: Axis::UpTo(f64::from(draws)),
             describe_mean: Box::new(describe_mean),

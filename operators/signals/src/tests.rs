@@ -355,7 +355,7 @@ fn every_signal_that_is_not_the_teachers_is_found() {
     }
     let elsewhere = of(SAMPLED, &LoadedRow::new(&softmax, &logits, 3, 1));
     let said = signals[SAMPLED].compare(&elsewhere, &of(SAMPLED, &row), &row, other).unwrap_or_default();
-    assert!(said.contains("sampled tokens are not those of the seed"), "{said}");
+    assert!(said.contains("sampled tokens differ from those that the seed gives"), "{said}");
     let shorten = |values: &mut [Values]| {
         values[0] = Values::U32(vec![1]);
         values[1] = Values::U32(u32s(values, 1)[..1].to_vec());

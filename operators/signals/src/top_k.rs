@@ -15,8 +15,8 @@ pub(crate) const COLUMNS: &[Column] = &[
         dtype: "fixed list int32",
         when: "`topk` > 0",
         shape: "[L, k]",
-        contract: "the k likeliest entries, descending, ties by lower index",
-        meaning: "the likeliest vocabulary entries at each position, the likeliest first",
+        contract: "the k most likely tokens, the most likely first, ties by lower id",
+        meaning: "ids of the most likely tokens at each position, the most likely first",
     },
     Column {
         name: columns::TOPK_LOGPROB,

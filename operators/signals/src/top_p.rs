@@ -14,16 +14,16 @@ pub(crate) const COLUMNS: &[Column] = &[
         dtype: "fixed list uint16",
         when: "`top_p`",
         shape: "[L]",
-        contract: "the fewest of the likeliest that hold `mass`, `most` at most; certain: 1",
-        meaning: "how many of the likeliest tokens are kept at each position",
+        contract: "number of most likely tokens whose probabilities reach `mass`, at most `most`; certain: 1",
+        meaning: "number of most likely tokens kept at each position",
     },
     Column {
         name: columns::TOP_P_INDEX,
         dtype: "list uint16 (V ≤ 65,536) / uint32",
         when: "`top_p`",
         shape: "[*]",
-        contract: "those of position 0, then 1, …; the likeliest first, ties by lower index",
-        meaning: "the kept tokens, those of position 0 first, the likeliest of a position first",
+        contract: "tokens of position 0, then 1, …; the most likely first, ties by lower id",
+        meaning: "ids of the kept tokens: position 0 first; within a position, the most likely first",
     },
     Column {
         name: columns::TOP_P_LOGPROB,
@@ -38,8 +38,8 @@ pub(crate) const COLUMNS: &[Column] = &[
         dtype: "fixed list float32",
         when: "`top_p`",
         shape: "[L]",
-        contract: "ln of the probability of all others, to 1e-5 (not 1 − Σ: a tail of 1e-9 is kept); certain: −∞",
-        meaning: "natural logarithm of the probability of all tokens that are not kept",
+        contract: "ln of the total probability of all other tokens, error at most 1e-5 even for a tail of 1e-9; certain: −∞",
+        meaning: "natural logarithm of the total probability of all other tokens",
     },
 ];
 

@@ -178,8 +178,8 @@ fn too_long(id: u64, error: &TooLong) -> OperatorError {
         operator: NAME,
         place: document_name(id),
         message: format!(
-            "{error}, and how the text is to be cleaned is only known there; valid: text whose brackets and quotation marks close, or an \
-             input.piece_kilobytes that holds the whole document"
+            "{error}, and only the closing mark decides how the text is cleaned; valid: text whose brackets and quotation \
+             marks are closed, or an input.piece_kilobytes larger than the document"
         ),
     }
 }

@@ -207,7 +207,7 @@ impl Collector {
         let Some(hidden) = &mut self.hidden else { return Ok(()) };
         let (got, expected) = (states.len(), positions.len() * hidden.values_per_position());
         if got != expected {
-            let message = format!("{got} values of hidden states, expected {expected}: a fault of this program");
+            let message = format!("{got} values of hidden states, expected {expected}: a bug in this program");
             return Err(OperatorError::Config { operator: NAME, message });
         }
         for (p, states) in positions.iter().zip(states.chunks_exact(hidden.values_per_position())) {
@@ -335,7 +335,7 @@ pub(super) fn unsigned(field: &Field, values: Vec<u32>) -> Result<ArrayRef, Oper
     let item = item_type(field);
     // a looser tolerance shortens only the lists of corrections
     let remedy =
-        if field.name() == columns::NOISE_COUNT { "raise extract.noise.tolerance" } else { "a fault of this program" };
+        if field.name() == columns::NOISE_COUNT { "raise extract.noise.tolerance" } else { "a bug in this program" };
     let too_large = |v: u32| OperatorError::Data {
         operator: NAME,
         place: format!("column {}", field.name()),
@@ -378,7 +378,7 @@ mod tests {
         );
         assert_eq!(
             message(columns::SAMPLED_TIMES, DataType::UInt8),
-            "extract: column sampled_times: value 70000 does not fit its type, UInt8: a fault of this program"
+            "extract: column sampled_times: value 70000 does not fit its type, UInt8: a bug in this program"
         );
         let index = columns::list_field(columns::NOISE_INDEX, DataType::UInt32);
         assert_eq!(unsigned(&index, vec![1, 70_000]).unwrap().len(), 2);

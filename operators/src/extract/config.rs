@@ -21,24 +21,24 @@ const FIRST_COLUMNS: &[Column] = &[
         dtype: "fixed list float32",
         when: "teacher",
         shape: "[L]",
-        contract: "ln p(x_i given what the teacher saw), natural log; the nearest f32, below −64 the next one down",
-        meaning: "natural logarithm of the probability that the teacher gave to each token, from what stands before it",
+        contract: "ln p(x_i | what the teacher saw), rounded to the nearest f32; below −64, rounded down",
+        meaning: "natural logarithm of the teacher's probability of each token, given the tokens before it",
     },
     Column {
         name: columns::NOISE_COUNT,
         dtype: "fixed list uint8 (V ≤ 85) / uint16 / uint32 (V > 21,845 and a tolerance below 2e-4)",
         when: "codec `replay`",
         shape: "[D, L]",
-        contract: "corrections of each token",
-        meaning: "number of corrections of each token, by draw and position",
+        contract: "number of corrections of each token",
+        meaning: "number of corrections of each token, per draw and position",
     },
     Column {
         name: columns::NOISE_INDEX,
         dtype: "list uint16 (V ≤ 65,536) / uint32",
         when: "codec `replay`",
         shape: "[*]",
-        contract: "corrections of draw 0 position 0, 1, …, then draw 1 …",
-        meaning: "the corrections: ids of vocabulary entries; draw 0 position 0 first, then position 1, …, then draw 1",
+        contract: "vocabulary ids of the corrections of draw 0 at positions 0, 1, …, then of draw 1, …",
+        meaning: "vocabulary ids of the corrections: first those of draw 0 at position 0, then at position 1, …; then draw 1",
     },
     Column {
         name: columns::NOISE_LOGPROB,
@@ -46,7 +46,7 @@ const FIRST_COLUMNS: &[Column] = &[
         when: "codec `replay`",
         shape: "[*]",
         contract: "ln p of each",
-        meaning: "natural logarithm of the probability of each correction; values of one entry add up as probabilities",
+        meaning: "natural logarithm of the probability of each correction; if an entry occurs several times, its probabilities add up",
     },
     Column {
         name: columns::NOISE,
@@ -54,7 +54,7 @@ const FIRST_COLUMNS: &[Column] = &[
         when: "codec `dense`",
         shape: "[D, L, V]",
         contract: "ξ",
-        meaning: "posterior Gumbel noise ξ of each vocabulary entry: argmax(l + ξ) is the token, l being the teacher's logits",
+        meaning: "posterior Gumbel noise ξ of each vocabulary entry: argmax(l + ξ) is the token, where l are the teacher's logits",
     },
 ];
 
@@ -64,8 +64,8 @@ const LAST_COLUMNS: &[Column] = &[Column {
     dtype: "fixed list float16 / float32",
     when: "`hidden_states`",
     shape: "[L, layers, H]",
-    contract: "the states that each token is predicted from, of the job's layers, rounded to the type; certain: 0",
-    meaning: "hidden states of the teacher that each token is predicted from, by layer in the order of the job",
+    contract: "states from which each token is predicted, for the job's layers, rounded to the type; certain: 0",
+    meaning: "hidden states of the teacher from which each token is predicted, one per layer, in the order of the job",
 }];
 
 /// All columns, in their order in a shard.

@@ -53,7 +53,7 @@ impl Workspace {
                 // SAFETY: the results are copied back before this returns
                 let slice = unsafe { logits.slice() }.ok_or_else(|| OperatorError::Config {
                     operator: super::NAME,
-                    message: "logits that were never computed: a fault of this program".into(),
+                    message: "logits that were never computed: a bug in this program".into(),
                 })?;
                 self.device.insert(cached).extractor.extract(&slice, observed).map_err(device_error)
             }

@@ -119,7 +119,11 @@ impl HiddenStatesBuilder {
             format!("component {component} of the hidden state of layer {layer} is {value}, {what}")
         };
         if let Some(i) = states.iter().position(|value| !value.is_finite()) {
-            return Err(unfit(i, states[i], "no number; look for such numbers in the teacher's weights"));
+            return Err(unfit(
+                i,
+                states[i],
+                "not a finite number; look for NaN and infinite numbers in the teacher's weights",
+            ));
         }
         match &mut self.values {
             Values::F32(values) => values[range].copy_from_slice(states),

@@ -21,8 +21,8 @@ impl OperatorConfig for GenerateConfig {
         dtype: "int32",
         when: "mode `sequential`",
         shape: "",
-        contract: "1 and the length of the prompt: positions from the start that were given; the teacher wrote the others, up to padding",
-        meaning: "positions from the start that the teacher was given (bos and the prompt); it wrote the others, up to padding",
+        contract: "length of the prompt plus 1 (bos); the teacher wrote the positions from here to the padding",
+        meaning: "number of positions at the start that the teacher did not write: bos and the prompt",
     }];
 
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {

@@ -57,7 +57,7 @@ pub(super) fn decode(bytes: &[u8], images: &Images) -> Result<Image, BadImage> {
     match (bytes, other.or(boxed)) {
         ([], _) => bad(reason::BROKEN, "is empty; valid: PNG or JPEG"),
         (_, Some(name)) => bad(reason::KIND, format!("is {name}; valid: PNG or JPEG")),
-        _ => bad(reason::KIND, "is no image that is known here; valid: PNG or JPEG"),
+        _ => bad(reason::KIND, "is not an image in a supported format; valid: PNG or JPEG"),
     }
 }
 
@@ -143,7 +143,7 @@ fn expand_palette(
                 return bad(
                     reason::BROKEN,
                     format!(
-                        "has a pixel of colour {place}, and a palette of {all} colours; valid: 0 to {}",
+                        "has a pixel with palette index {place}, and the palette has {all} colours; valid: 0 to {}",
                         all.max(1) - 1
                     ),
                 );
@@ -198,7 +198,7 @@ fn decode_jpeg(bytes: &[u8], images: &Images) -> Result<Image, BadImage> {
     let side = 1 << 16;
     let options = DecoderOptions::new_safe().set_strict_mode(true).set_max_width(side).set_max_height(side);
     if !bytes.trim_ascii_end().ends_with(b"\xff\xd9") && !has_end_marker(bytes) {
-        return bad(reason::BROKEN, "is cut off: the marker of its end is missing");
+        return bad(reason::BROKEN, "is truncated: its end marker is missing");
     }
     let mut decoder = JpegDecoder::new_with_options(Cursor::new(bytes), options);
     decoder.decode_headers().map_err(broken)?;

@@ -61,7 +61,7 @@ fn jpeg_profile(bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
     let whole = parts.len() == usize::from(count)
         && parts.iter().enumerate().all(|(n, part)| part.1 == count && usize::from(part.0) == n + 1);
     if !whole {
-        return Err(format!("is damaged: {} parts of {count}, which do not fit each other", parts.len()));
+        return Err(format!("is damaged: it has {} of {count} parts, or parts with wrong numbers", parts.len()));
     }
     Ok(Some(parts.iter().flat_map(|part| part.2).copied().collect()))
 }
@@ -75,7 +75,9 @@ fn png_profile(bytes: &[u8]) -> Result<Option<Vec<u8>>, String> {
         match &head[4..] {
             b"iCCP" => {
                 let name = body.iter().take(80).position(|b| *b == 0).unwrap_or(body.len());
-                let Some([0, packed @ ..]) = body.get(name + 1..) else { return Err("is damaged: no deflate".into()) };
+                let Some([0, packed @ ..]) = body.get(name + 1..) else {
+                    return Err("is damaged: not deflate data".into());
+                };
                 let mut profile = Vec::new();
                 let read = ZlibDecoder::new(packed).take(MAX_PROFILE_BYTES + 1).read_to_end(&mut profile);
                 read.map_err(|e| format!("is damaged: {e}"))?;
@@ -136,7 +138,7 @@ fn check_srgb(bytes: &[u8], channels: usize) -> Result<(), String> {
         return Err(too_large_error());
     }
     if bytes.len() < 132 || profile.tag_at(36) != b"acsp" || size < 132 || size > bytes.len() {
-        return Err(format!("is damaged: {} bytes that are no ICC profile", bytes.len()));
+        return Err(format!("is damaged: {} bytes that are not an ICC profile", bytes.len()));
     }
     let (space, expected) = (profile.tag_at(16), if channels == 1 { b"GRAY" } else { b"RGB " });
     if space != expected {
@@ -146,9 +148,9 @@ fn check_srgb(bytes: &[u8], channels: usize) -> Result<(), String> {
     let tag = |name: &[u8; 4]| tags.iter().find(|tag| tag.0 == name).map(|tag| tag.1);
     let curves: &[&[u8; 4]] = if channels == 1 { &[b"kTRC"] } else { &CURVES };
     for (name, expected) in SRGB.iter().filter(|_| channels != 1) {
-        let missing = || format!("has no {}: it goes by tables, which are not read here", printable(*name));
+        let missing = || format!("has no {}: it uses lookup tables, which are not supported", printable(*name));
         let found = tag(name).ok_or_else(missing)?;
-        let found = xyz(found).ok_or_else(|| format!("is damaged: its {} is no colour", printable(*name)))?;
+        let found = xyz(found).ok_or_else(|| format!("is damaged: its {} is not a colour", printable(*name)))?;
         if found.iter().zip(expected).any(|(a, b)| (a - b).abs() > MAX_PRIMARY_DIFFERENCE) {
             let [x, y, z] = found;
             return Err(format!("has other colours than sRGB: {} at {x:.3} {y:.3} {z:.3}", printable(*name)));
@@ -157,7 +159,7 @@ fn check_srgb(bytes: &[u8], channels: usize) -> Result<(), String> {
     for name in curves {
         let found = tag(name).ok_or_else(|| format!("has no {}", printable(*name)))?;
         let apart = max_difference_from_srgb(found)
-            .ok_or_else(|| format!("is damaged: its {} is no curve", printable(*name)))?;
+            .ok_or_else(|| format!("is damaged: its {} is not a curve", printable(*name)))?;
         if apart.is_nan() || apart > MAX_CURVE_DIFFERENCE {
             return Err(format!("has another curve than sRGB: {} is {apart:.3} from it", printable(*name)));
         }
@@ -366,11 +368,11 @@ pub(super) mod tests {
             (rgb(red, &table(2, |x| x)), 3, "has another curve than sRGB"),
             (rgb(red, b"curv\0\0\0\0\0\0\0\0"), 3, "has another curve than sRGB"),
             (rgb(red, &formula(1, &[2.4, 0.0, 0.0])), 3, "has another curve than sRGB: rTRC is "),
-            (rgb(red, b"curv\0\0\0\0\xff\xff\xff\xff\0\0"), 3, "is damaged: its rTRC is no curve"),
-            (rgb(red, &formula(9, &[2.4])), 3, "is damaged: its rTRC is no curve"),
-            (rgb(red, b"para"), 3, "is damaged: its rTRC is no curve"),
-            (build_profile(b"RGB ", &[(b"A2B0", vec![0; 64])]), 3, "has no rXYZ: it goes by tables"),
-            (build_profile(b"RGB ", &[(b"rXYZ", b"XYZ".to_vec())]), 3, "is damaged: its rXYZ is no colour"),
+            (rgb(red, b"curv\0\0\0\0\xff\xff\xff\xff\0\0"), 3, "is damaged: its rTRC is not a curve"),
+            (rgb(red, &formula(9, &[2.4])), 3, "is damaged: its rTRC is not a curve"),
+            (rgb(red, b"para"), 3, "is damaged: its rTRC is not a curve"),
+            (build_profile(b"RGB ", &[(b"A2B0", vec![0; 64])]), 3, "has no rXYZ: it uses lookup tables"),
+            (build_profile(b"RGB ", &[(b"rXYZ", b"XYZ".to_vec())]), 3, "is damaged: its rXYZ is not a colour"),
             (build_profile(b"GRAY", &[]), 1, "has no kTRC"),
             (build_profile(b"GRAY", &[(b"kTRC", gamma(2.2))]), 3, "is of GRAY, and the image is RGB"),
             (good().remove(0), 1, "is of RGB, and the image is GRAY"),
@@ -378,7 +380,7 @@ pub(super) mod tests {
             (outside, 3, "is damaged: its tags are outside the profile"),
             (many, 3, "is damaged: its tags are outside the profile"),
             (bigger, 3, "is damaged: "),
-            (b"none".to_vec(), 3, "is damaged: 4 bytes that are no ICC profile"),
+            (b"none".to_vec(), 3, "is damaged: 4 bytes that are not an ICC profile"),
         ] {
             let why = check_srgb(&profile, channels).unwrap_err();
             assert!(why.starts_with(says), "{why}, expected: {says}");

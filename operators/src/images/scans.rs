@@ -28,10 +28,10 @@ impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Blocks { scan, present, all } => {
-                write!(f, "is cut off and closed with an end marker: scan {scan} has {present} of its {all} blocks")
+                write!(f, "is truncated but has an end marker: scan {scan} has {present} of its {all} blocks")
             }
             Self::Scans { component } => {
-                write!(f, "lacks its last scans: component {component} is not there in full")
+                write!(f, "lacks its last scans: component {component} is incomplete")
             }
         }
     }

@@ -74,7 +74,7 @@ fn hostile_images_end_as_one_reason_each() {
         ("image.gif", reason::KIND, "is GIF; valid: PNG or JPEG"),
         ("image.webp", reason::KIND, "is WebP"),
         ("image.bmp", reason::KIND, "is BMP"),
-        ("goldens.py", reason::KIND, "is no image that is known here"),
+        ("goldens.py", reason::KIND, "is not an image in a supported format"),
     ] {
         let (got, message) = why(name, any());
         assert!(got == reason && message.contains(says), "{name}: {got}: {message}");
@@ -111,10 +111,10 @@ fn profiles_that_are_not_srgb_are_refused_on_request() {
         (in_png(&png, &adobe_rgb()), "has other colours than sRGB"),
         (in_jpeg(&jpeg, &adobe_rgb(), 99), "has other colours than sRGB"),
         (in_jpeg(&grey, &good, 60_000), "is of RGB, and the image is GRAY"),
-        (in_jpeg(&jpeg, &good[..40], 60_000), "is damaged: 40 bytes that are no ICC profile"),
-        (swapped, "which do not fit each other"),
+        (in_jpeg(&jpeg, &good[..40], 60_000), "is damaged: 40 bytes that are not an ICC profile"),
+        (swapped, "or parts with wrong numbers"),
         (with_chunk(&png, b"name\0\0not deflate"), "is damaged"),
-        (with_chunk(&png, b"name without an end"), "is damaged: no deflate"),
+        (with_chunk(&png, b"name without an end"), "is damaged: not deflate data"),
         (bomb, "has more than 4194304 bytes"),
     ] {
         let bad = decode_pixels(&bytes, &srgb).unwrap_err();
@@ -235,7 +235,7 @@ fn a_jpeg_that_is_cut_and_closed_is_broken() {
     let good = file("grey.jpg");
     let (begin, end) = scans_of(&good)[0];
     let bad = decode_pixels(&[&good[..begin + (end - begin) / 2], b"\xff\xd9"].concat(), &any).unwrap_err();
-    assert!(bad.message.contains("is cut off and closed with an end marker: scan 1 has "), "{}", bad.message);
+    assert!(bad.message.contains("is truncated but has an end marker: scan 1 has "), "{}", bad.message);
 }
 
 /// A progressive file without its last scans decodes to a coarser image.
@@ -290,11 +290,11 @@ fn a_pixel_that_its_palette_does_not_have_is_a_bad_record() {
         })
     };
     assert_eq!(of(3, 8, &[0, 2], 2).unwrap(), [0, 1, 2, 6, 7, 8].repeat(2));
-    let says = "has a pixel of colour 3, and a palette of 3 colours; valid: 0 to 2";
+    let says = "has a pixel with palette index 3, and the palette has 3 colours; valid: 0 to 2";
     assert_eq!(of(3, 8, &[0, 3], 2).unwrap_err(), says);
     // 2 bits per index: 0, 1, 2, and padding bits of the byte, which are not a pixel
     assert_eq!(of(3, 2, &[0b00_01_10_11], 3).unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 8].repeat(2));
     assert_eq!(of(3, 2, &[0b00_01_10_11], 4).unwrap_err(), says);
     assert_eq!(of(1, 1, &[0b0010_0000], 2).unwrap(), [0, 1, 2, 0, 1, 2].repeat(2));
-    assert!(of(1, 1, &[0b0010_0000], 3).unwrap_err().contains("colour 1, and a palette of 1 colours"));
+    assert!(of(1, 1, &[0b0010_0000], 3).unwrap_err().contains("palette index 1, and the palette has 1 colours"));
 }

@@ -181,16 +181,16 @@ impl OperatorConfig for OrdersConfig {
             dtype: "fixed list uint16 (L and T below 65,535) / uint32",
             when: "`orders`",
             shape: "[L]",
-            contract: "π: the position of the n-th token generated, padding last",
-            meaning: "the order of generation: the position of each token, the first generated first (ARMD)",
+            contract: "π(n): position of the n-th generated token; padding comes last",
+            meaning: "order of generation: the positions of the tokens, the one generated first in front (ARMD)",
         },
         Column {
             name: columns::BLOCK,
             dtype: "fixed list uint16 / uint32, as `order`",
             when: "`orders`",
             shape: "[L]",
-            contract: "B(n) of the n-th token generated, from 1, never falling; padding one more than the last",
-            meaning: "the block in which each token is generated, in the order of generation; the strictly causal mask lets a token see earlier blocks alone",
+            contract: "B(n): block of the n-th generated token, from 1, non-decreasing; padding has the last block plus 1",
+            meaning: "block in which each token is generated, in the order of generation; under the strictly causal mask, a token sees only earlier blocks",
         },
     ];
 
@@ -226,12 +226,12 @@ impl OperatorConfig for OrdersConfig {
             let Some(expected) = self.sequence_order(sequence, context.sequence_range) else {
                 violations.push(Violation::new(
                     row,
-                    "the manifest has no position of its split in the data set, on which ρ depends",
+                    "the manifest lacks the position of its split in the data set, which determines ρ",
                 ));
                 continue;
             };
             if order.row(row) != expected.order || block.row(row) != expected.block {
-                violations.push(Violation::new(row, "order and block are not those of the seed"));
+                violations.push(Violation::new(row, "order and block differ from those that the seed gives"));
             }
         }
         Ok(())

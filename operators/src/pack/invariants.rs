@@ -71,7 +71,10 @@ pub(crate) fn check_tokens(
             let range = mask.range(row);
             let valid = range.clone().take_while(|&i| values.value(i)).count();
             if range.clone().skip(valid).any(|i| values.value(i)) {
-                violations.push(Violation::new(row, "attention_mask is not a prefix"));
+                violations.push(Violation::new(
+                    row,
+                    "attention_mask is true after padding; valid: true for the tokens, then false",
+                ));
             }
             if range.len() != rows.range(row).len() {
                 violations.push(Violation::new(
@@ -122,7 +125,7 @@ fn check_documents(
         {
             violations.push(Violation::new(
                 row,
-                format!("a document is cut at {start}, where no special token of its text is"),
+                format!("a document is cut at position {start}, where its text has no special token"),
             ));
         }
     }

@@ -201,8 +201,8 @@ impl OperatorConfig for PackConfig {
             dtype: "uint64",
             when: "always",
             shape: "",
-            contract: "unique; key of all replayed randomness",
-            meaning: "number of the sequence, unique in the data set; the key of all its randomness",
+            contract: "unique in the data set; key of all random choices of the row",
+            meaning: "id of the sequence, unique in the data set; the key of all its random choices",
         },
         Column {
             name: columns::INPUT_IDS,
@@ -210,14 +210,14 @@ impl OperatorConfig for PackConfig {
             when: "always",
             shape: "[L]",
             contract: "",
-            meaning: "ids of the tokens, of `tokenizer.json`",
+            meaning: "token ids, as in `tokenizer.json`",
         },
         Column {
             name: columns::ATTENTION_MASK,
             dtype: "fixed list bool",
             when: "mode `pad`, remainder `pad`",
             shape: "[L]",
-            contract: "false on padding, which is at the end",
+            contract: "true for a token, false for padding, which is at the end",
             meaning: "true where there is a token, false on padding, which is at the end",
         },
         Column {
@@ -225,16 +225,16 @@ impl OperatorConfig for PackConfig {
             dtype: "list int32",
             when: "always",
             shape: "[*]",
-            contract: "where documents (or segments of one, see below) begin in the row; the first is 0, they cut the row into segments",
-            meaning: "positions where documents begin; the first is 0, also where a document goes on from the row before",
+            contract: "positions where documents, or segments of one (see below), begin in the row; the first is 0",
+            meaning: "positions where documents begin; the first is 0, even if the document began in an earlier row",
         },
         Column {
             name: columns::DOCUMENT_IDS,
             dtype: "list uint64",
             when: "always",
             shape: "[*]",
-            contract: "in the order of the offsets; ascending, and equal for segments of one document",
-            meaning: "which documents these are, in the order of the offsets",
+            contract: "one id per offset; ascending; segments of one document have the same id",
+            meaning: "ids of these documents, in the order of the offsets",
         },
     ];
 
@@ -268,7 +268,7 @@ impl OperatorConfig for PackConfig {
 
 /// The error for a special token that sequences need but neither the tokenizer nor the job defines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("needed by {by}, and none is known")]
+#[error("needed by {by}, and neither the job nor the tokenizer has one")]
 pub struct MissingToken {
     /// Role of the missing token.
     pub role: Role,

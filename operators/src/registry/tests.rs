@@ -223,7 +223,11 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
     let broken: Vec<(&str, &str, RecordBatch)> = vec![
         ("pack", "sequence_id", with_values(&good, names::SEQUENCE_ID, |a| shifted::<UInt64Type>(a, 1 << 32))),
         ("pack", "token", with_values(&good, names::INPUT_IDS, |a| shifted::<Int32Type>(a, 50_257))),
-        ("pack", "attention_mask is not a prefix", with_values(&good, names::ATTENTION_MASK, negated)),
+        (
+            "pack",
+            "attention_mask is true after padding; valid: true for the tokens, then false",
+            with_values(&good, names::ATTENTION_MASK, negated),
+        ),
         ("pack", "document_offsets", with_values(&good, names::DOCUMENT_OFFSETS, |a| shifted::<Int32Type>(a, 1))),
         ("extract", "logprob", with_values(&good, names::LOGPROB, |a| shifted::<Float32Type>(a, 0.5))),
         ("extract", "counts", with_values(&good, names::NOISE_COUNT, |a| shifted::<UInt16Type>(a, 1))),
@@ -253,14 +257,22 @@ fn the_invariants_of_every_operator_fail_on_a_broken_row() {
             with_values(&good, names::HIDDEN_STATES, |a| Arc::new(Float16Array::from(vec![half::f16::NAN; a.len()]))),
         ),
         ("subtokens", "do not decode", with_values(&good, names::SUBTOKENS, |a| shifted::<UInt8Type>(a, 1))),
-        ("partitions", "not those of the seed", with_values(&good, names::PARTITION, negated)),
+        ("partitions", "differ from those that the seed gives", with_values(&good, names::PARTITION, negated)),
         (
             "partitions",
-            "not those of the seed",
+            "differ from those that the seed gives",
             with_values(&good, names::PARTITION_T, |a| shifted::<Float32Type>(a, 0.1)),
         ),
-        ("orders", "not those of the seed", with_values(&good, names::ORDER, |a| shifted::<UInt16Type>(a, 1))),
-        ("orders", "not those of the seed", with_values(&good, names::BLOCK, |a| shifted::<UInt16Type>(a, 1))),
+        (
+            "orders",
+            "differ from those that the seed gives",
+            with_values(&good, names::ORDER, |a| shifted::<UInt16Type>(a, 1)),
+        ),
+        (
+            "orders",
+            "differ from those that the seed gives",
+            with_values(&good, names::BLOCK, |a| shifted::<UInt16Type>(a, 1)),
+        ),
     ];
     for (operator, says, batch) in &broken {
         let spec = specs.iter().find(|spec| spec.name() == *operator).unwrap();

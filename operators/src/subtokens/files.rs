@@ -48,8 +48,8 @@ pub fn parse_numbers(bytes: &[u8]) -> Result<Vec<i64>, String> {
         return parse_npy(bytes);
     }
     let valid = "valid: a .npy file of integers with one axis, or a JSON list of integers";
-    let value: Value = serde_json::from_slice(bytes).map_err(|e| format!("is no JSON ({e}); {valid}"))?;
-    let list = value.as_array().ok_or_else(|| format!("is JSON, and no list; {valid}"))?;
+    let value: Value = serde_json::from_slice(bytes).map_err(|e| format!("is not JSON ({e}); {valid}"))?;
+    let list = value.as_array().ok_or_else(|| format!("is JSON but not a list; {valid}"))?;
     let number = |(at, v): (usize, &Value)| v.as_i64().ok_or_else(|| format!("has {v} for id {at}; {valid}"));
     list.iter().enumerate().map(number).collect()
 }
@@ -57,14 +57,14 @@ pub fn parse_numbers(bytes: &[u8]) -> Result<Vec<i64>, String> {
 const MAGIC: &[u8] = b"\x93NUMPY";
 
 fn parse_npy(bytes: &[u8]) -> Result<Vec<i64>, String> {
-    let cut = || "is a .npy file that is cut off".to_owned();
+    let cut = || "is a truncated .npy file".to_owned();
     let header = match bytes.get(6) {
         Some(1) => bytes.get(8..10).map(|b| (10, usize::from(u16::from_le_bytes([b[0], b[1]])))),
         _ => bytes.get(8..12).map(|b| (12, u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as usize)),
     };
     let (start, size): (usize, usize) = header.ok_or_else(cut)?;
     let header = bytes.get(start..start.saturating_add(size)).ok_or_else(cut)?;
-    let header = std::str::from_utf8(header).map_err(|_| "is a .npy file with a header that is no text".to_owned())?;
+    let header = std::str::from_utf8(header).map_err(|_| "is a .npy file whose header is not text".to_owned())?;
     let after = |key: &str| header.split_once(key).map(|(_, rest)| rest.trim_start_matches([':', ' ']));
     let descr = after("'descr'").and_then(|rest| rest.split('\'').nth(1)).unwrap_or_default();
     let shape = after("'shape'").and_then(|rest| rest.strip_prefix('(')).and_then(|rest| rest.split(')').next());
@@ -83,13 +83,16 @@ fn parse_npy(bytes: &[u8]) -> Result<Vec<i64>, String> {
     };
     let (Some(count), true) = (count, width > 0 && (order == "<" || order == "|")) else {
         return Err(format!(
-            "is a .npy file of {descr:?} with shape ({}); valid: integers, low byte first, with one axis",
+            "is a .npy file of {descr:?} with shape ({}); valid: little-endian integers with one axis",
             axes.join(", ")
         ));
     };
     let values = bytes.get(start + size..).unwrap_or_default();
     if count.checked_mul(width) != Some(values.len()) {
-        return Err(format!("is a .npy file of {count} numbers with {} bytes for them; it is damaged", values.len()));
+        return Err(format!(
+            "is a damaged .npy file: its header says {count} numbers, and {} bytes follow",
+            values.len()
+        ));
     }
     let signed = kind.starts_with('i');
     Ok(values.chunks_exact(width).map(|chunk| parse_integer(chunk, signed)).collect())

@@ -145,8 +145,8 @@ impl Tokenize {
                         operator: NAME,
                         place: document_name(id),
                         message: format!(
-                            "got {held} bytes with no place where a cut leaves the tokens as they are; valid: text with \
-                             words or lines, or an input.piece_kilobytes that holds the whole document"
+                            "got {held} bytes without a position where a cut does not change the tokens; valid: text \
+                             with words or lines, or an input.piece_kilobytes larger than the document"
                         ),
                     });
                 }

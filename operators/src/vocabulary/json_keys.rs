@@ -86,7 +86,7 @@ impl TokenizerJson {
         if let Some(dropout) = self.model.others.get("dropout").filter(|value| value.as_f64().is_some_and(|d| d != 0.0))
         {
             return Some(format!(
-                "model.dropout: got {dropout}, which tokenizes the same text otherwise each time, and no seed decides how; valid: null or 0 \
+                "model.dropout: got {dropout}, which tokenizes the same text differently each time, whatever the seed; valid: null or 0 \
                  (dropout is for training: remove the key)"
             ));
         }
@@ -94,7 +94,7 @@ impl TokenizerJson {
             let mut got = value.to_string();
             got.truncate(got.floor_char_boundary(80));
             format!(
-                "{place}: got {got}, a key that is not known, so that it would be ignored; valid: {valid} (remove the key where it means nothing)"
+                "{place}: got {got}, an unknown key, which would be ignored; valid: {valid} (remove the key if it has no effect)"
             )
         };
         let is_set = |value: &Value| !value.is_null();
@@ -136,7 +136,7 @@ impl TokenizerJson {
         ];
         parts.into_iter().find_map(|(name, written, read)| {
             let (place, value) = first_ignored_key(name.to_owned(), written, &read.ok()?)?;
-            Some(ignored_key(place, value, "the keys that tokenizers has for this type"))
+            Some(ignored_key(place, value, "the keys that the library tokenizers has for this type"))
         })
     }
 }

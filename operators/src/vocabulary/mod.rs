@@ -150,7 +150,7 @@ pub enum VocabularyError {
     },
     /// A text became a special token, although `special_tokens` is `text`.
     #[error(
-        "{tokenizer}: its model makes the special token {token:?} (id {id}) of ordinary text, so the text cannot be told from the token; valid: text without it, or tokenizer.special_tokens: parse"
+        "{tokenizer}: its model produces the special token {token:?} (id {id}) from ordinary text, so the two cannot be told apart; valid: text without it, or tokenizer.special_tokens: parse"
     )]
     SpecialOfText {
         /// Path of the tokenizer in the job file.
@@ -494,7 +494,7 @@ fn read(path: &Path) -> Result<Tokenizer, VocabularyError> {
 fn parse_error_message(said: String) -> String {
     let known = "valid: a file of Hugging Face's tokenizers, with a model BPE, Unigram, WordPiece or WordLevel";
     match said.contains("untagged enum") {
-        true => format!("is not a tokenizer.json: a part of it is of a kind that is not known; {known}"),
+        true => format!("is not a tokenizer.json: it has a part of an unknown type; {known}"),
         false => format!("is not a tokenizer.json: {said}"),
     }
 }

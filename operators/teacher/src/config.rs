@@ -66,8 +66,10 @@ fn refuse_adapter(folder: &Path) -> Result<()> {
         return Ok(());
     }
     let adapter = ConfigFile::read(&path)?;
-    Err(adapter
-        .invalid("peft_type", "no adapter beside the model: merge it into the weights first, or move it elsewhere"))
+    Err(adapter.invalid(
+        "peft_type",
+        "a folder without an adapter: merge the adapter into the weights first, or move it elsewhere",
+    ))
 }
 
 pub(crate) fn is_gguf(path: &Path) -> bool {

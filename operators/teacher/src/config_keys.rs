@@ -230,8 +230,7 @@ impl ConfigFile {
                 "rope_theta" => self.check_same_theta()?,
                 "hidden_act" if self.get("hidden_activation").is_some() => {}
                 _ if neutral.is_some_and(Vec::is_empty) => {
-                    let valid =
-                        format!("null or no such key: {} as this program computes it has none", architecture.name());
+                    let valid = format!("null or no such key: {} has none in this program", architecture.name());
                     return Err(self.invalid(&key, &valid));
                 }
                 _ => match neutral {
@@ -253,8 +252,8 @@ impl ConfigFile {
         }
         Ok((!unknown.is_empty()).then(|| {
             format!(
-                "{}: keys that are not known and decide nothing here: {}; where one of them decides what the model computes, its logits are not \
-                 those of this teacher",
+                "{}: unknown keys, which are ignored: {}; if one of them changes what the model computes, the teacher's \
+                 logits are wrong",
                 self.path().display(),
                 unknown.join(", ")
             )
@@ -281,7 +280,9 @@ impl ConfigFile {
         let all = self.get("layer_types").and_then(Value::as_array);
         match all.is_some_and(|all| all.iter().all(|layer| layer == kind)) {
             true => Ok(()),
-            false => Err(self.invalid("layer_types", &format!("{kind} for every layer: this family has no others"))),
+            false => {
+                Err(self.invalid("layer_types", &format!("{kind} for every layer: this family has no other kind")))
+            }
         }
     }
 
@@ -293,7 +294,7 @@ impl ConfigFile {
             (Some(inside), Some(beside)) if inside == beside => Ok(()),
             (Some(inside), _) => Err(self.invalid("rope_theta", &format!("{inside}, as in rope_parameters"))),
             (None, _) => {
-                Err(self.invalid("rope_theta", "null or no such key: this family does not rotate positions so"))
+                Err(self.invalid("rope_theta", "null or no such key: this family has no such rotation of positions"))
             }
         }
     }

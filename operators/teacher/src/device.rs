@@ -32,7 +32,9 @@ pub fn parse_devices(text: &str) -> Result<Vec<DeviceChoice>> {
     let invalid = |what, got: &str| TeacherError::Input { what, got: format!("`{got}`"), valid: DEVICES.into() };
     if text == "all" {
         return match gpu_count()? {
-            0 => Err(TeacherError::Device { device: text.into(), message: "there is no GPU here, valid: cpu".into() }),
+            0 => {
+                Err(TeacherError::Device { device: text.into(), message: "this machine has no GPU, valid: cpu".into() })
+            }
             count => Ok((0..count).map(DeviceChoice::Cuda).collect()),
         };
     }

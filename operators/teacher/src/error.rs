@@ -59,7 +59,7 @@ pub enum TeacherError {
     },
     /// The weights hold tensors that the configuration does not describe, so they belong to another model.
     #[error(
-        "{path}{}: {count} {} no part of the model that the configuration describes ({quoted_fields}): {names}; valid: a configuration that describes all of the weights",
+        "{path}{}: {count} {} not part of the model that the configuration describes ({quoted_fields}): {names}; valid: a configuration that describes all of the weights",
         and_other_files(*files),
         if *count == 1 { "tensor is" } else { "tensors are" }
     )]
@@ -86,7 +86,7 @@ pub enum TeacherError {
         message: String,
     },
     /// Two files of a model hold a tensor of the same name.
-    #[error("{path}: tensor `{name}` is in {other} too; valid: files that each hold other tensors")]
+    #[error("{path}: tensor `{name}` is in {other} too; valid: each tensor in one file only")]
     DuplicateTensor {
         /// The second file.
         path: PathBuf,
@@ -97,7 +97,7 @@ pub enum TeacherError {
     },
     /// The configuration ties the head to the embedding, but the file holds a different head.
     #[error(
-        "{path}: tensor `{name}` is not equal to `{embedding}`, and the configuration says `tie_word_embeddings`: true; valid: false there, where the head is the model's own, or a file without it"
+        "{path}: tensor `{name}` is not equal to `{embedding}`, and the configuration says `tie_word_embeddings`: true; valid: false there if the model has its own head, or a file without this tensor"
     )]
     NotTied {
         /// The file.

@@ -31,7 +31,7 @@ pub(crate) fn find_problem(file: impl Read) -> Option<String> {
     }
     match header.number() {
         Ok(version @ 1..=3) => header.wide = version > 1,
-        Ok(version) => return Some(format!("it is of version {version} of GGUF; valid: 1, 2, 3")),
+        Ok(version) => return Some(format!("it has GGUF version {version}; valid: 1, 2, 3")),
         Err(_) => return Some(HEADER_CUT.into()),
     }
     // candle reports all other problems.

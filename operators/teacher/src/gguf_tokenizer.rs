@@ -99,7 +99,7 @@ fn byte_level(
         .into_iter()
         .map(|merge| merge.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())).ok_or(merge))
         .collect::<std::result::Result<Vec<_>, _>>()
-        .map_err(|merge| fail(&format!("merge `{merge}` is not two tokens with a space between")))?;
+        .map_err(|merge| fail(&format!("merge `{merge}` is not two tokens separated by a space")))?;
     let vocab: Vocab = tokens.iter().cloned().zip(0..).collect();
     let pre = gguf.text("tokenizer.ggml.pre");
     let pre_tokenizers = pre_tokenizers(pre).map_err(|error| fail(&error))?;

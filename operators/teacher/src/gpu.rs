@@ -61,7 +61,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
         DeviceArchitecture::Llama | DeviceArchitecture::Qwen3 => {
             let fields = RopeFields::from_config(&json, shape.head_dim);
             if !net.ropes.contains(&families::rope(&fields, &headers)?) {
-                let (got, valid) = ("another than the family's".into(), "that of a Llama, or device: cpu".into());
+                let (got, valid) = ("other than the family's".into(), "that of a Llama, or device: cpu".into());
                 return Err(TeacherError::Input { what: "rotation of positions on a GPU", got, valid });
             }
             Some(families::rope(&fields, &weights)?.tables(shape.positions))

@@ -120,7 +120,7 @@ pub(crate) fn check_decodable(net: &Net, length: usize) -> Result<()> {
     if net.decodes_up_to(length) {
         return Ok(());
     }
-    let valid = "at most the context before LongRoPE stretched it: beyond, every position is rotated by the sequence's whole length";
+    let valid = "at most the context length before LongRoPE's scaling: beyond it, the rotation of each position depends on the length of the sequence";
     Err(TeacherError::Input { what: "length of a text that is written", got: length.to_string(), valid: valid.into() })
 }
 

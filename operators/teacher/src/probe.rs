@@ -122,7 +122,8 @@ impl Reference {
             all.par_extend(compared);
         })?;
         if let Some(position) = all.iter().position(|(kl, change)| !(kl.is_finite() && change.is_finite())) {
-            let (got, valid) = (format!("no number at position {position} in {}", of.dtype), "numbers".into());
+            let (got, valid) =
+                (format!("NaN or an infinite number at position {position} in {}", of.dtype), "numbers".into());
             return Err(TeacherError::Input { what: "logits of a probe", got, valid });
         }
         // Sums in the order of positions, so that the result does not depend on the number of threads.

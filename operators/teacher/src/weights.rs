@@ -225,7 +225,9 @@ impl Weights {
             if let Some((path, name)) = matching().filter(|(_, name)| used.contains(*name)).min() {
                 return wrong(
                     path,
-                    format!("fits `{name}`, which the model has; valid: names of tensors that are no part of it"),
+                    format!(
+                        "matches `{name}`, which is part of the model; valid: names of tensors that are not part of it"
+                    ),
                 );
             }
             if matching().next().is_none() {
@@ -233,7 +235,7 @@ impl Weights {
                 let path = names.first().map_or(Path::new(""), |(path, _)| path);
                 return wrong(
                     path,
-                    "fits no tensor; valid: names of tensors as the files spell them, * for any characters".into(),
+                    "matches no tensor; valid: names of tensors as the files spell them, * for any characters".into(),
                 );
             }
         }

@@ -67,7 +67,7 @@ pub enum UnsupportedComponent {
     #[error("added tokens: {0}")]
     AddedTokens(String),
     /// Truncation or padding is enabled.
-    #[error("ids are cut off or filled up; known: neither truncation nor padding")]
+    #[error("it truncates or pads; known: neither")]
     Length,
 }
 
@@ -79,7 +79,7 @@ pub enum NeedsFallback {
     LongWhitespace,
     /// A character that BERT's normalizer does not map on its own, such as a combining character that it reorders and
     /// keeps.
-    #[error("a character that BERT's normalizer does not treat for itself")]
+    #[error("a character whose normalization by BertNormalizer depends on its neighbours")]
     UnsupportedCharacter,
     /// The text has 2^32 bytes or more; offsets are 32 bits.
     #[error("a text of 4 GB or more")]

@@ -53,7 +53,7 @@ pub(crate) fn recognise(tokenizer: &Tokenizer) -> Result<FastTokenizer, Unsuppor
     };
     let (before_normalizer, after_normalizer) = added_tokens(tokenizer, &normalizer)?;
     if after_normalizer.is_some() && matches!(model, Model::Bert(_)) {
-        return Err(UnsupportedComponent::AddedTokens("one that is normalized, as BERT's normalizer does it".into()));
+        return Err(UnsupportedComponent::AddedTokens("one that is matched after BertNormalizer".into()));
     }
     Ok(FastTokenizer {
         tokenizer_id: crate::next_tokenizer_id(),
@@ -79,7 +79,7 @@ fn recognise_sentencepiece(
     let normalizer = Normalizer::identity();
     let (before_normalizer, after_normalizer) = added_tokens(tokenizer, &normalizer)?;
     if after_normalizer.is_some() && normalized {
-        return Err(UnsupportedComponent::AddedTokens("one that is looked for where spaces are U+2581".into()));
+        return Err(UnsupportedComponent::AddedTokens("one that is matched after spaces became U+2581".into()));
     }
     let (name, splitter) = (format!("{}, SentencePiece's BPE", WordSplitter::Spaces.name()), WordSplitter::Spaces);
     let model = Model::Bpe { bpe, splitter, prefix };
@@ -207,13 +207,13 @@ fn known_bpe(model: &BPE) -> Result<Bpe, UnsupportedComponent> {
     }
     // A byte without a token is dropped, unless an unknown token or byte fallback would replace it.
     if bytes.contains(&None) && (model.unk_token.is_some() || model.byte_fallback) {
-        return Err(unsupported_bpe("bytes that are no tokens"));
+        return Err(unsupported_bpe("bytes that are not tokens"));
     }
     let merges = read_merges(model)?;
     let merges = merges.iter().map(|(left, right)| {
         Some((*vocabulary.get(left)?, *vocabulary.get(right)?, *vocabulary.get(&format!("{left}{right}"))?))
     });
-    let merges: Vec<_> = merges.collect::<Option<_>>().ok_or_else(|| unsupported_bpe("merges of what is no token"))?;
+    let merges: Vec<_> = merges.collect::<Option<_>>().ok_or_else(|| unsupported_bpe("merges that are not tokens"))?;
     let whole = model.ignore_merges.then(|| {
         let spelled = |token: &str| token.chars().map(|c| alphabet.get(&c).copied()).collect::<Option<Box<[u8]>>>();
         vocabulary.iter().filter_map(|(token, &id)| Some((spelled(token)?, id))).collect()
@@ -234,7 +234,7 @@ fn known_pieces(model: &wordpiece::WordPiece) -> Result<WordPiece, UnsupportedCo
     let vocabulary = model.get_vocab();
     let Some(&unknown) = vocabulary.get(&model.unk_token) else {
         return Err(UnsupportedComponent::Model(format!(
-            "WordPiece whose unknown token {:?} is none",
+            "WordPiece whose unknown token {:?} is not in the vocabulary",
             model.unk_token
         )));
     };

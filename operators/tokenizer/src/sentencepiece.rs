@@ -104,11 +104,11 @@ pub(crate) fn build_bpe(model: &BPE, merges: &[(&str, &str)]) -> Result<Bpe, Uns
     let Some(&mark) = chars.get(&u32::from(SPACE_MARK)) else { return Err(unsupported("without U+2581")) };
     chars.insert(u32::from(' '), mark);
     if merges.iter().any(|(left, right)| !left.ends_with(SPACE_MARK) && right.starts_with(SPACE_MARK)) {
-        return Err(unsupported("whose merges go over words"));
+        return Err(unsupported("whose merges cross words"));
     }
     let ids = merges.iter().map(|(left, right)| {
         Some((*vocabulary.get(*left)?, *vocabulary.get(*right)?, *vocabulary.get(&format!("{left}{right}"))?))
     });
-    let ids: Vec<_> = ids.collect::<Option<_>>().ok_or_else(|| unsupported("with merges of what is no token"))?;
+    let ids: Vec<_> = ids.collect::<Option<_>>().ok_or_else(|| unsupported("with merges that are not tokens"))?;
     Ok(Bpe::new(Alphabet::chars(chars, bytes), &ids, None))
 }

@@ -412,7 +412,7 @@ fn what_is_not_known_is_named() {
     let over_words = |json: &mut serde_json::Value| {
         json["model"]["merges"].as_array_mut().unwrap().push(serde_json::json!(["t", "\u{2581}"]));
     };
-    assert!(llama(&over_words).contains("whose merges go over words"));
+    assert!(llama(&over_words).contains("whose merges cross words"));
     assert!(llama(&|json| json["model"]["byte_fallback"] = false.into()).contains("without a token for each byte"));
     assert!(llama(&|json| json["model"]["ignore_merges"] = true.into()).contains("takes a whole text"));
     let template = serde_json::json!({"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}},

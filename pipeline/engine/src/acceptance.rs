@@ -42,7 +42,7 @@ pub fn check_dataset(spec: &JobSpec, manifest: &Manifest) -> Result<()> {
 }
 
 fn empty_error(spec: &JobSpec, s: &Statistics) -> PipelineError {
-    let message = format!("no sequence came out of this job: {}; {}", describe(s), advice(spec, s));
+    let message = format!("this job produced no sequences: {}; {}", describe(s), advice(spec, s));
     PipelineError::new(ErrorKind::Input, message)
 }
 
@@ -84,7 +84,7 @@ fn advice(spec: &JobSpec, s: &Statistics) -> String {
     }
     match (spec.pack.mode, spec.pack.remainder) {
         (PackMode::Wrap, Remainder::Drop) => format!(
-            "no split fills a sequence of {} tokens, and `pack.remainder: drop` leaves out what is short; make `pack.length` smaller, splits larger (`input.split_megabytes`), or set `pack.remainder` to pad or keep",
+            "no split fills a sequence of {} tokens, and `pack.remainder: drop` drops shorter ones; lower `pack.length`, raise `input.split_megabytes`, or set `pack.remainder` to pad or keep",
             spec.pack.length
         ),
         _ => "check `input.text` and `pack`".into(),
@@ -174,7 +174,7 @@ impl<'a> Tally<'a> {
         sums.warned = true;
         let s = &sums.statistics;
         Ok(Some(format!(
-            "{} of {} so far were skipped ({}), more than `input.max_skipped: {}` allows; unless the rest is better the job fails at its end",
+            "{} of {} so far were skipped ({}), more than `input.max_skipped: {}` allows; if the rest is no better, the job fails at its end",
             s.records_skipped(),
             with_unit(s.records(), "record"),
             reasons(s),

@@ -130,7 +130,7 @@ pub struct PendingBatch {
 }
 
 fn stopped() -> OperatorError {
-    OperatorError::Config { operator: "extract", message: "the device stopped: a fault of this program".into() }
+    OperatorError::Config { operator: "extract", message: "the device stopped: a bug in this program".into() }
 }
 
 impl DeviceQueue {

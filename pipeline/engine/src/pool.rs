@@ -61,7 +61,7 @@ impl Pool {
     /// # Errors
     /// When the system cannot start a thread.
     pub fn of_this_process() -> Result<Self> {
-        let no_threads = PipelineError::output("the system gives no threads for the splits");
+        let no_threads = PipelineError::output("cannot start the threads that make the splits");
         Self::new(rayon::current_num_threads()).map_err(no_threads)
     }
 
@@ -117,7 +117,7 @@ impl Spawner {
             }
             // The channel also closes when the task panics; only a task that ended normally ends the stream.
             let broken = pulling.take()?.wait().await.is_err();
-            let stopped = || DataFusionError::Execution("a stage stopped: a fault of this program".into());
+            let stopped = || DataFusionError::Execution("a stage stopped: a bug in this program".into());
             broken.then(|| (Err(stopped()), (taken, None)))
         });
         Box::pin(RecordBatchStreamAdapter::new(schema, stream))
@@ -173,6 +173,6 @@ mod tests {
         let (whole, broken) = (ahead(false).await, ahead(true).await);
         assert!(whole.len() == 5 && whole.iter().all(Result::is_ok));
         assert!(broken.len() == 6 && broken[..5].iter().all(Result::is_ok));
-        assert!(broken[5].as_ref().unwrap_err().to_string().ends_with("a stage stopped: a fault of this program"));
+        assert!(broken[5].as_ref().unwrap_err().to_string().ends_with("a stage stopped: a bug in this program"));
     }
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use datafusion::common::Result;
+use datafusion::common::{DataFusionError, Result};
 use datafusion::execution::memory_pool::{GreedyMemoryPool, TrackConsumersPool};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
@@ -16,6 +16,8 @@ use stillhouse_base::error::{ErrorKind, PipelineError};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::Engine;
+use stillhouse_source::Store;
+use url::Url;
 
 use crate::device::DeviceQueue;
 use crate::resources::JobResources;
@@ -37,11 +39,11 @@ impl Session {
     /// Creates a session with the job's memory limit, which can read the buckets of the input.
     ///
     /// # Errors
-    /// As [`stillhouse_source::Store::register`].
+    /// When the memory limit or the name of a bucket is not valid.
     pub fn new(plan: Arc<dyn ExecutionPlan>, resources: JobResources, engine: &Engine) -> Result<Self, PipelineError> {
         let resources = Arc::new(resources);
         let runtime = runtime(engine).map_err(PipelineError::from_plan)?;
-        resources.store.register(&runtime).map_err(PipelineError::from_plan)?;
+        register_buckets(&resources.store, &runtime).map_err(PipelineError::from_plan)?;
         let config = SessionConfig::new().with_extension(Arc::clone(&resources));
         let context = SessionContext::new_with_config_rt(config, runtime).task_ctx();
         Ok(Self { plan, resources, context })
@@ -96,7 +98,7 @@ impl Session {
             }
         };
         let stopped = || match self.splits().get(partition) {
-            Some(split) => format!("{} stopped: a fault of this program", describe(split)),
+            Some(split) => format!("{} stopped: a bug in this program", describe(split)),
             None => format!("the plan has no partition {partition}"),
         };
         let made = self.resources.spawner.chain(chain).wait().await;
@@ -114,6 +116,15 @@ impl Session {
     }
 }
 
+/// Registers the buckets of the input under their URLs, so that DataFusion's own nodes find them as they find the disk.
+fn register_buckets(store: &Store, runtime: &RuntimeEnv) -> Result<()> {
+    for (url, bucket) in store.buckets() {
+        let url = Url::parse(&url.to_string()).map_err(|e| DataFusionError::External(Box::new(e)))?;
+        runtime.register_object_store(&url, Arc::clone(bucket));
+    }
+    Ok(())
+}
+
 /// Creates the runtime whose memory pool the plan's nodes share, limited by `engine.memory_megabytes`.
 fn runtime(engine: &Engine) -> Result<Arc<RuntimeEnv>> {
     let builder = RuntimeEnvBuilder::new();
@@ -125,4 +136,31 @@ fn runtime(engine: &Engine) -> Result<Arc<RuntimeEnv>> {
         None => builder,
     };
     builder.build_arc()
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::execution::object_store::ObjectStoreUrl;
+    use object_store::memory::InMemory;
+    use object_store::{ObjectStoreExt, PutPayload};
+    use stillhouse_base::storage::{Opened, StoreUrl};
+
+    use super::*;
+
+    /// DataFusion's own plan nodes find the buckets of a job in the session, under their URLs.
+    #[test]
+    fn a_session_finds_the_buckets_by_their_urls() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let memory = Arc::new(InMemory::new());
+        let key = object_store::path::Path::from("of/a.jsonl");
+        runtime.block_on(memory.put(&key, PutPayload::from("whole"))).unwrap();
+        let session = RuntimeEnv::default();
+        let opened = Opened { store: memory, multipart: None, uploads: None, statistics: Arc::default() };
+        let url = StoreUrl::parse("s3://corpora/").unwrap().unwrap();
+        register_buckets(&Store::with_buckets(runtime.handle().clone(), [(url, opened)]), &session).unwrap();
+        let found = session.object_store(ObjectStoreUrl::parse("s3://corpora").unwrap()).unwrap();
+        let bytes = runtime.block_on(async { found.get(&key).await?.bytes().await }).unwrap();
+        assert_eq!(bytes, "whole".as_bytes());
+        assert!(session.object_store(ObjectStoreUrl::parse("s3://others").unwrap()).is_err());
+    }
 }

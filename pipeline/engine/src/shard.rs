@@ -167,7 +167,7 @@ impl<'a> ShardWriter<'a> {
         let (summed, written) = (end_offset(&pages), self.encoder.bytes_written() as u64);
         if summed != written {
             let message =
-                format!("pages up to byte {summed} were summed, {written} bytes written: a fault of this program");
+                format!("pages up to byte {summed} were summed, {written} bytes written: a bug in this program");
             return Err(ParquetError::General(message));
         }
         self.encoder.append_key_value_metadata(KeyValue::new(PAGES.to_owned(), render(&pages)));

@@ -181,7 +181,7 @@ impl ShardTask {
         };
         let committed = resources.store.handle.spawn(commit).await;
         let record = committed
-            .map_err(|_| PipelineError::new(ErrorKind::Output, "the commit stopped: a fault of this program"))??;
+            .map_err(|_| PipelineError::new(ErrorKind::Output, "the commit stopped: a bug in this program"))??;
         stage.set_activity(StageActivity::Done);
         Ok(record)
     }

@@ -101,7 +101,7 @@ impl SplitStream {
 
     async fn next(mut self) -> Result<Option<(RecordBatch, Self)>> {
         let Some(step) = self.step.take() else { return Ok(None) };
-        let stopped = |_| DataFusionError::Execution("reading stopped: a fault of this program".into());
+        let stopped = |_| DataFusionError::Execution("reading stopped: a bug in this program".into());
         let (reader, batch) = step.wait().await.map_err(stopped)?;
         match batch.map_err(|e| DataFusionError::External(Box::new(e)))? {
             Some(batch) => {

@@ -17,10 +17,11 @@ use super::store::Store;
 /// Maximum number of files in stores that the check reads before a job begins. The run checks the others when it reads
 /// them, without a further request.
 const MAX_STORE_FILES: usize = 32;
-const MAX_PROBLEMS: usize = 5;
+/// Maximum number of problems that a check of files reports.
+pub(super) const MAX_PROBLEMS: usize = 5;
 
-/// Checks that `input.text` is a string column of the files. With `input.sql` it checks nothing (see
-/// [`super::check_sql`]). Reports at most five files. Calls `before_item` before it examines each file.
+/// Checks that `input.text` is a string column of the files. With `input.sql` it checks nothing, since the query makes
+/// the column. Reports at most five files. Calls `before_item` before it examines each file.
 ///
 /// # Errors
 /// When a store does not answer, which is not a problem of the job.

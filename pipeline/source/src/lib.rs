@@ -3,7 +3,7 @@
 //! ```text
 //!   input.paths ─► list ─► [InputFile] ─► plan_splits ─► [SplitRecord] ─► SplitReader ─► documents_schema batches
 //!                   │                        ▲                               │
-//!                   └─► stage_sql ─► Parquet parts (if the job has sql)      ├─ lines, json, csv: Cursor ─► Spool
+//!                   └─► QueryTable ─► query ─► Parquet parts (if any)        ├─ lines, json, csv: Cursor ─► Spool
 //!                                                                            ├─ parquet, ipc: ranged reads of one column
 //!                                                                            └─ numbers: images, codes ─► numbers_schema batches
 //! ```
@@ -50,6 +50,7 @@ mod list;
 mod overlap;
 mod parallel;
 mod plan;
+mod query_table;
 mod record_check;
 mod record_reader;
 mod records;
@@ -58,7 +59,6 @@ mod segment;
 mod sniff;
 mod split_reader;
 mod spool;
-mod sql;
 mod store;
 mod summary;
 mod table_format;
@@ -70,16 +70,14 @@ pub use input_file::{InputFile, Listing};
 pub use list::{ListError, list_files, literal_prefix};
 pub use overlap::find_output_overlap;
 pub use plan::{PlanProgress, PlannedSplits, append_splits, plan_splits};
+pub use query_table::{QueryTable, TakeRows};
 pub use record_check::{FirstRecords, check_first_records};
-#[cfg(test)]
-use split_reader::read_split;
 pub use split_reader::{SplitReader, piece_checksums};
-pub use sql::{QueryTable, StagedRows, check_sql, reuse_staged, stage_sql};
-pub use sql::{StagedRecord, read_staged_record, staged_rows};
 pub use stillhouse_base::file_state::{Changed, FileState};
 pub use stillhouse_base::source_error::{RecordPosition, SourceError, Stopped};
 pub use store::Store;
 pub use summary::{ReadSummary, TRAIN};
+pub use table_format::BATCH_ROWS;
 
 #[cfg(test)]
 mod tests;

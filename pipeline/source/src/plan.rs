@@ -67,7 +67,7 @@ pub struct PlannedSplits {
 ///
 /// `target_split_bytes` counts bytes of text; with `format: none`, documents.
 ///
-/// `files` must be the result of the listing (or of [`super::stage_sql`]) for this job. Several threads may call
+/// `files` must be the result of the listing, or of staging the query, for this job. Several threads may call
 /// `progress`.
 ///
 /// # Errors

@@ -95,7 +95,7 @@ impl SplitReader {
                 return Ok(Some(batch));
             }
             // before the read error: if the file has changed, a bad record is not the cause
-            self.store.check(&file.location, false).map_err(|e| SourceError::from_store(&file.path, e))?;
+            self.store.check(file)?;
             read?;
             self.summary.sha256.push(match documents {
                 ContentReader::Texts(texts) => texts.records.take(),

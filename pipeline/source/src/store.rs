@@ -16,17 +16,15 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use datafusion::common::DataFusionError;
-use datafusion::execution::runtime_env::RuntimeEnv;
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
 use stillhouse_base::file_state::{Changed, FileState};
+use stillhouse_base::source_error::SourceError;
 use stillhouse_base::storage::{Location, Opened, StoreUrl};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-use url::Url;
 
 use super::checkpoints::Checkpoints;
 use super::folder;
@@ -90,17 +88,9 @@ impl Store {
         Path::from(STAGED_ROWS_PREFIX).parts().chain(Path::from(name).parts()).collect()
     }
 
-    /// Registers the buckets with a DataFusion session under their URLs, so that DataFusion's own nodes find them as
-    /// they find the disk.
-    ///
-    /// # Errors
-    /// When the name of a bucket is not valid in a URL.
-    pub fn register(&self, runtime: &RuntimeEnv) -> datafusion::common::Result<()> {
-        for (url, store) in self.router.buckets() {
-            let url = Url::parse(&url.to_string()).map_err(|e| DataFusionError::External(Box::new(e)))?;
-            runtime.register_object_store(&url, Arc::clone(store));
-        }
-        Ok(())
+    /// The buckets with their URLs.
+    pub fn buckets(&self) -> impl Iterator<Item = (&StoreUrl, &Arc<dyn ObjectStore>)> {
+        self.router.buckets()
     }
 
     /// Returns the same store for reading these files as they were listed: to read a range of a changed file is an
@@ -127,13 +117,32 @@ impl Store {
         &self.checkpoints
     }
 
-    /// Checks that a file has not changed since it was listed. Every answer of a store was compared already, so it asks
-    /// only a disk, unless `also_stores`.
-    pub(crate) fn check(&self, location: &Path, also_stores: bool) -> Result<(), object_store::Error> {
-        if !self.expected.contains_key(location) || !(also_stores || self.is_on_disk(location)) {
+    /// Checks that a file on the disk has not changed since it was listed. Every answer of a store was compared already.
+    pub(crate) fn check(&self, file: &InputFile) -> Result<(), SourceError> {
+        match self.is_on_disk(&file.location) {
+            true => self.check_listed(file),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks that none of these files has changed since it was listed. Cost: one request per file.
+    ///
+    /// # Errors
+    /// When a file has changed, or a store does not answer.
+    pub fn check_unchanged<'a>(
+        &self,
+        files: impl IntoIterator<Item = &'a InputFile> + Clone,
+    ) -> Result<(), SourceError> {
+        let store = self.expecting(files.clone());
+        files.into_iter().try_for_each(|file| store.check_listed(file))
+    }
+
+    fn check_listed(&self, file: &InputFile) -> Result<(), SourceError> {
+        if !self.expected.contains_key(&file.location) {
             return Ok(());
         }
-        self.is_expected(&self.wait(self.store.head(location))?)
+        let checked = self.wait(self.store.head(&file.location)).and_then(|meta| self.is_expected(&meta));
+        checked.map_err(|e| SourceError::from_store(&file.path, e))
     }
 
     fn is_expected(&self, meta: &ObjectMeta) -> Result<(), object_store::Error> {

@@ -13,8 +13,8 @@ use stillhouse_schemas::spec::{Input, OnError};
 use super::input_file::InputFile;
 use super::store::Store;
 
-/// Maximum rows of a batch.
-pub(crate) const BATCH_ROWS: usize = 1024;
+/// Maximum rows of a batch of a table.
+pub const BATCH_ROWS: usize = 1024;
 /// Bytes at which a batch is full.
 pub(crate) const BATCH_BYTES: usize = 1 << 20;
 /// Number of records that determine the columns of JSON lines and the types of CSV.

@@ -357,7 +357,7 @@ impl Worker {
             }
         };
         let [record] = <[ShardRecord; 1]>::try_from(made).map_err(|made| {
-            let message = format!("split {} gave {} records: a fault of this program", split_task.split.0, made.len());
+            let message = format!("split {} gave {} records: a bug in this program", split_task.split.0, made.len());
             PipelineError::new(ErrorKind::Output, message)
         })?;
         Ok(record)

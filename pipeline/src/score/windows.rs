@@ -282,7 +282,7 @@ impl<'a> Scorer<'a> {
         for end in ends {
             let state = states.get(end * width..(end + 1) * width).ok_or_else(|| OperatorError::Config {
                 operator: "score",
-                message: format!("no hidden state of token {end} of a pass: a fault of this program"),
+                message: format!("no hidden state of token {end} of a pass: a bug in this program"),
             })?;
             self.features.push(state);
         }

@@ -17,6 +17,7 @@ use super::event_streams::{AllJobsStream, JobStream};
 use super::problem::{ApiResult, ProblemDetails};
 use super::query::{Id, NoQuery, Params};
 use super::{App, require_visible};
+use crate::bounds::quoted_prefix;
 use crate::client_limits::{ReachedLimit, Watcher};
 use crate::model::EventView;
 use crate::store::events::{self, Position};
@@ -142,9 +143,9 @@ fn last_event_id(headers: &HeaderMap) -> ApiResult<Option<i64>> {
     let Some(value) = headers.get("last-event-id") else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.parse().ok()).filter(|n| *n >= 0);
     let refused = || {
-        ProblemDetails::bad_request(
-            "Last-Event-ID: not the number of an event; valid: the `id` of an event that this service sent",
-        )
+        let got = quoted_prefix(&String::from_utf8_lossy(value.as_bytes()));
+        let valid = "the `id` of an event that this service sent";
+        ProblemDetails::bad_request(format!("Last-Event-ID: got {got}; valid: {valid}"))
     };
     number.map(Some).ok_or_else(refused)
 }
@@ -174,16 +175,20 @@ pub fn open_stream(app: &App, caller: &Caller) -> ApiResult<Watcher> {
         let detail = match reached {
             ReachedLimit::Token => {
                 format!(
-                    "{} live streams of this token are open, the most that one token may have; close some: {one}",
+                    "{} live streams of this token are open, the maximum (limits.watchers_per_token); close some: {one}",
                     most.per_token
                 )
             }
             ReachedLimit::User => format!(
-                "{} live streams of {} are open, the most that one user may have; close some: {one}",
+                "{} live streams of {} are open, the maximum for one user (limits.watchers_per_user); close some: {one}",
                 most.per_user, holder.user
             ),
             ReachedLimit::All => {
-                format!("{} live streams are open, the most that this server allows; try again later", most.all)
+                format!(
+                    "{} live streams are open, the maximum of this server (limits.watchers, at most half of \
+                     limits.connections); try again later",
+                    most.all
+                )
             }
         };
         ProblemDetails::too_many_requests(detail, 10)

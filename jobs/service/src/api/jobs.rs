@@ -13,6 +13,7 @@ use super::auth::{Caller, not_own_job};
 use super::problem::{ApiResult, ProblemDetails};
 use super::query::{Id, NoQuery, Params};
 use super::{App, require_visible, run_uncancelled};
+use crate::bounds::quoted_prefix;
 use crate::model::{Job, JobState, RatePoint, Time};
 use crate::pending_cancels;
 use crate::rates::Rates;
@@ -69,15 +70,17 @@ impl ListQuery {
             return Err(bad_request(format!("limit: got {limit}; valid: 1 to {MAX_PAGE}")));
         }
         for (key, text) in [("user", &self.user), ("name", &self.name)] {
-            if text.as_ref().is_some_and(|t| t.chars().count() > 100) {
-                return Err(bad_request(format!("{key}: longer than 100 characters")));
+            let length = text.as_ref().map_or(0, |text| text.chars().count());
+            if length > 100 {
+                return Err(bad_request(format!("{key}: got {length} characters; valid: at most 100")));
             }
         }
         let before = self.cursor.map(|cursor| {
             let number =
                 i64::from_str_radix(&cursor, 16).ok().filter(|_| cursor.bytes().all(|b| b.is_ascii_hexdigit()));
             number.ok_or_else(|| {
-                bad_request("cursor: not from this service; valid: the `next_cursor` of the previous page".into())
+                let got = quoted_prefix(&cursor);
+                bad_request(format!("cursor: got {got}; valid: the `next_cursor` of the previous page"))
             })
         });
         Ok(Filter {

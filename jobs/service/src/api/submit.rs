@@ -30,7 +30,7 @@ use super::auth::Caller;
 use super::fair_semaphore::Requester;
 use super::problem::{ApiResult, ProblemDetails};
 use super::query::Params;
-use crate::bounds;
+use crate::bounds::{self, quoted_prefix};
 use crate::config::Config;
 use crate::model::{FieldProblem, Job, JobId, Slot, Time};
 use crate::store::jobs::{self, IdempotencyKey, NewJob, QueueLimits, Submitted};
@@ -258,8 +258,9 @@ fn base_folder(config: &Config, requested: Option<&str>) -> ApiResult<PathBuf> {
     match requested {
         None => Ok(config.folder.clone()),
         Some(text) if text.len() <= 4096 && Path::new(text).is_absolute() && !text.contains('\0') => Ok(text.into()),
-        Some(_) => {
-            Err(ProblemDetails::bad_request("folder: not an absolute path; valid: an absolute path on the server"))
+        Some(text) => {
+            let detail = format!("folder: got {}; valid: an absolute path on the server", quoted_prefix(text));
+            Err(ProblemDetails::bad_request(detail))
         }
     }
 }
@@ -269,7 +270,12 @@ fn idempotency_key(headers: &HeaderMap) -> ApiResult<Option<String>> {
     let text = value.to_str().ok().filter(|t| (1..=200).contains(&t.len()) && t.bytes().all(|b| b.is_ascii_graphic()));
     match text {
         Some(text) => Ok(Some(text.to_owned())),
-        None => Err(ProblemDetails::bad_request("Idempotency-Key: valid: 1 to 200 visible ASCII characters")),
+        None => {
+            let got = quoted_prefix(&String::from_utf8_lossy(value.as_bytes()));
+            Err(ProblemDetails::bad_request(format!(
+                "Idempotency-Key: got {got}; valid: 1 to 200 visible ASCII characters"
+            )))
+        }
     }
 }
 

@@ -15,7 +15,7 @@ pub fn check_driver(version: i32) -> Result<(), String> {
         return Ok(());
     }
     let [found, valid] = [version, MIN_DRIVER_VERSION].map(driver_text);
-    Err(format!("the NVIDIA driver is one for CUDA {found}, valid: one for CUDA {valid} or later, or cpu"))
+    Err(format!("the NVIDIA driver supports CUDA {found}, valid: CUDA {valid} or later, or cpu"))
 }
 
 /// Checks that the GPU can run the kernels.
@@ -33,8 +33,8 @@ const RESULT_SETTINGS: [(&str, &str); 5] = [
     ("CUBLAS_EMULATE_SINGLE_PRECISION", "lets cuBLASLt compute f32 products in other types"),
     ("NVIDIA_TF32_OVERRIDE", "lets cuBLASLt compute f32 products in other types"),
     ("CUBLASLT_HEURISTICS_LUT_FILE", "lets cuBLASLt choose other algorithms"),
-    ("CUDA_FORCE_PTX_JIT", "lets the driver compile the kernels anew"),
-    ("CUDA_FORCE_JIT", "lets the driver compile the kernels anew"),
+    ("CUDA_FORCE_PTX_JIT", "lets the driver recompile the kernels"),
+    ("CUDA_FORCE_JIT", "lets the driver recompile the kernels"),
 ];
 
 /// Checks that no environment variable replaces the products or kernels that [`arithmetic`] names.
@@ -93,7 +93,7 @@ mod tests {
     fn what_is_too_old_is_told_with_both_numbers() {
         assert!(check_driver(13_000).is_ok() && check_driver(13_020).is_ok());
         let message = check_driver(12_080).unwrap_err();
-        assert_eq!(message, "the NVIDIA driver is one for CUDA 12.8, valid: one for CUDA 13.0 or later, or cpu");
+        assert_eq!(message, "the NVIDIA driver supports CUDA 12.8, valid: CUDA 13.0 or later, or cpu");
         assert!([[8, 0], [8, 6], [9, 0], [12, 1]].into_iter().all(|found| check_capability("A GPU", found).is_ok()));
         let message = check_capability("Tesla T4", [7, 5]).unwrap_err();
         assert_eq!(message, "Tesla T4 has compute capability 7.5, valid: 8.0 or later, or cpu");
@@ -111,7 +111,7 @@ mod tests {
         assert!(message.starts_with("CUBLAS_EMULATE_SINGLE_PRECISION=1 lets"), "{message}");
         assert!(check_settings(with("NVIDIA_TF32_OVERRIDE", "1")).is_err());
         let message = check_settings(with("CUDA_FORCE_PTX_JIT", "1")).unwrap_err();
-        assert_eq!(message, "CUDA_FORCE_PTX_JIT=1 lets the driver compile the kernels anew, valid: without it, or 0");
+        assert_eq!(message, "CUDA_FORCE_PTX_JIT=1 lets the driver recompile the kernels, valid: without it, or 0");
         assert!(check_settings(with("CUBLASLT_HEURISTICS_LUT_FILE", "/a/table")).is_err());
     }
 

@@ -183,7 +183,7 @@ fn run_offsets(tokens: usize, longest: usize) -> Vec<u32> {
 
 const FRESH_REMEDY: &str =
     "a smaller type, shorter sequences, fewer draws or corrections in place of dense noise, a device with more memory";
-const RESUME_REMEDY: &str = "as much free memory as there was for the splits that are done, which passes of this size made, or all of it anew \
+const RESUME_REMEDY: &str = "as much free memory as when the finished splits were computed in passes of this size, or a new run \
                          with --overwrite";
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ pub(super) fn shape(kind: DeviceArchitecture, net: &Net, positions: usize, lengt
         return Err(unsupported("sliding window on a GPU", got, format!("none, or one of at least {length} tokens")));
     }
     if ropes.iter().any(|rope| rope.is_long(length)) {
-        let valid = "at most the context before it was stretched";
+        let valid = "at most the context length before scaling";
         return Err(unsupported("length of sequences under longrope, on a GPU", length, valid));
     }
     let (scaled, scaled_by_layer) = scales(layers, properties.head_dim).ok_or_else(|| {

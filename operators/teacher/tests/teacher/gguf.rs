@@ -223,7 +223,7 @@ fn a_gguf_holds_the_tensors_that_its_metadata_describes_and_no_other() {
     for n in [1, 2] {
         let error = error_of(&blocks(n), &tensors());
         let (first, count) = (format!("`blk.{n}.attn_k.weight`"), (3 - n) * 9);
-        assert!(error.contains(&first) && error.contains(&format!("{count} tensors are no part")), "{error}");
+        assert!(error.contains(&first) && error.contains(&format!("{count} tensors are not part")), "{error}");
         assert!(error.contains(&format!("llama.block_count {n}")), "{error}");
     }
     assert!(error_of(&blocks(4), &tensors()).contains("`blk.3.attn_norm.weight` is missing"));

@@ -63,7 +63,7 @@ fn every_tensor_is_there_and_no_other() {
             let other = format!("`{name}_scale`");
             refused(
                 folder(model, &some, &[]).path(),
-                &["model.safetensors", "1 tensor is no part", &other, "config.json: model_type"],
+                &["model.safetensors", "1 tensor is not part", &other, "config.json: model_type"],
             );
         }
     }
@@ -82,7 +82,7 @@ fn a_number_of_layers_that_is_not_the_weights_is_refused() {
                     let first = format!(".{configured}.");
                     refused(
                         changed.path(),
-                        &["model.safetensors", "tensors are no part", &first, &format!("{key} {configured}")],
+                        &["model.safetensors", "tensors are not part", &first, &format!("{key} {configured}")],
                     );
                 }
                 configured if configured > layers => refused(changed.path(), &[&format!(".{layers}."), "is missing"]),
@@ -103,10 +103,10 @@ fn a_switch_that_leaves_weights_out_is_refused() {
     }
     assert_eq!(verdict(folder("llama-gqa", &biased, &[("attention_bias", true.into())]).path()), None);
     let left_out = folder("llama-gqa", &biased, &[]);
-    refused(left_out.path(), &["12 tensors are no part", "layers.0.self_attn.k_proj.bias`", "attention_bias false"]);
+    refused(left_out.path(), &["12 tensors are not part", "layers.0.self_attn.k_proj.bias`", "attention_bias false"]);
     // Without the check, a Llama would run with a Qwen3's weights and ignore the norms of its heads.
     let llama = folder("qwen3", &tensors("qwen3"), &[("model_type", "llama".into())]);
-    refused(llama.path(), &["4 tensors are no part", "self_attn.k_norm.weight`", "model_type \"llama\""]);
+    refused(llama.path(), &["4 tensors are not part", "self_attn.k_norm.weight`", "model_type \"llama\""]);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn known_buffers_are_excepted_by_name() {
     for (model, name) in others {
         let mut all = tensors(model);
         all.insert(name.into(), one(&[1, 1, 4, 4]));
-        refused(folder(model, &all, &[]).path(), &["1 tensor is no part", &format!("`{name}`")]);
+        refused(folder(model, &all, &[]).path(), &["1 tensor is not part", &format!("`{name}`")]);
     }
 }
 
@@ -191,7 +191,7 @@ fn weights_of_several_files_are_named_together() {
     .unwrap();
     refused(
         sharded.path(),
-        &["more.safetensors: 24 tensors are no part", "`transformer.h.1.attn.c_attn.bias`", ", …; valid"],
+        &["more.safetensors: 24 tensors are not part", "`transformer.h.1.attn.c_attn.bias`", ", …; valid"],
     );
 }
 
@@ -207,7 +207,7 @@ fn tensors_that_are_named_are_ignored_and_no_others() {
             student.insert(format!("medusa_head.{head}.1.weight"), weight);
         }
         let folder = folder(model, &student, &[]);
-        refused(folder.path(), &["6 tensors are no part", "`medusa_head.0.0.linear.weight`"]);
+        refused(folder.path(), &["6 tensors are not part", "`medusa_head.0.0.linear.weight`"]);
         let ignoring = |patterns: &[&str]| {
             let ignore_tensors: Vec<String> = patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
             let checked = check_weights(folder.path(), &ignore_tensors).err().map(|e| e.to_string());
@@ -228,10 +228,10 @@ fn tensors_that_are_named_are_ignored_and_no_others() {
         };
         assert_eq!(logits(teacher.as_ref()), logits(own.as_ref()));
         for (patterns, expected) in [
-            (&["medusa_head.0.*"][..], "4 tensors are no part"),
-            (&["medusa_head.*", "eagle.*"], "`eagle.*` fits no tensor"),
-            (&["medusa_head"], "`medusa_head` fits no tensor"),
-            (&["*weight"], "which the model has"),
+            (&["medusa_head.0.*"][..], "4 tensors are not part"),
+            (&["medusa_head.*", "eagle.*"], "`eagle.*` matches no tensor"),
+            (&["medusa_head"], "`medusa_head` matches no tensor"),
+            (&["*weight"], "which is part of the model"),
             (&["medusa_head.*", "*"], "`*` fits"),
         ] {
             let error = ignoring(patterns).err().unwrap_or_default();

@@ -209,7 +209,7 @@ impl ConversionJob {
                 let made = tokio::spawn(async move { work.write_unit(unit, &known).await });
                 async move {
                     let stopped =
-                        |e| PipelineError::caused(ErrorKind::Output, "an export stopped: a fault of this program", e);
+                        |e| PipelineError::caused(ErrorKind::Output, "an export stopped: a bug in this program", e);
                     made.await.map_err(stopped)?
                 }
             })

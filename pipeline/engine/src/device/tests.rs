@@ -218,12 +218,12 @@ async fn a_device_that_panics_is_an_error_for_all_who_wait() {
     let (_, meter) = meter();
     let bad = device.submit(&config(), sequences(1, &[vec![1, PANIC as i32, 3]]), Arc::clone(&meter)).await.unwrap();
     let error = tokio::time::timeout(LONG, bad.wait(&device)).await.unwrap().unwrap_err().to_string();
-    assert!(error.ends_with("the device stopped: a fault of this program"), "{error}");
+    assert!(error.ends_with("the device stopped: a bug in this program"), "{error}");
     let config = config();
     let after = device.submit(&config, sequences(2, &[vec![1, 2]]), meter);
     match tokio::time::timeout(LONG, after).await.unwrap() {
         Ok(pending) => assert!(tokio::time::timeout(LONG, pending.wait(&device)).await.unwrap().is_err()),
-        Err(e) => assert!(e.to_string().ends_with("a fault of this program"), "{e}"),
+        Err(e) => assert!(e.to_string().ends_with("a bug in this program"), "{e}"),
     }
 }
 

@@ -26,8 +26,8 @@ impl Sender {
     pub async fn begin(requests: &Handle, output: &Output, shard: &str) -> Result<Self> {
         let (output, shard) = (output.clone(), shard.to_owned());
         let begun = requests.spawn(async move { output.upload(&shard).await }).await;
-        let upload = begun
-            .map_err(|_| PipelineError::new(ErrorKind::Output, "an upload stopped: a fault of this program"))??;
+        let upload =
+            begun.map_err(|_| PipelineError::new(ErrorKind::Output, "an upload stopped: a bug in this program"))??;
         Ok(Self::new(requests, upload))
     }
 
@@ -51,7 +51,7 @@ impl Sender {
             }
             State::Lost => Err(object_store::Error::Generic {
                 store: "upload",
-                source: "it has ended: a fault of this program".into(),
+                source: "it has ended: a bug in this program".into(),
             }),
         }
     }

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::io::{BufRead, Read};
 use std::ops::Range;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 

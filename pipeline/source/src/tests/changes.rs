@@ -4,12 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::array::StringArray;
-use datafusion::execution::object_store::ObjectStoreUrl;
-use datafusion::execution::runtime_env::RuntimeEnv;
 use object_store::memory::InMemory;
 use object_store::{ObjectStoreExt, PutPayload};
 
-use super::columnar::parquet_bytes;
 use super::*;
 
 /// A deterministic generator of numbers.
@@ -193,36 +190,4 @@ fn an_object_that_changes_while_it_is_read_is_reported_by_name() {
         Ok(())
     });
     assert!(matches!(error, Err(SourceError::Changed { .. })), "{error:?}");
-}
-
-#[test]
-fn rows_of_a_query_over_files_that_changed_are_not_used_again() {
-    let bench = Bench::with(&[("a.jsonl", b"{\"text\":\"one\"}\n")]);
-    let mut input = input(json!({}));
-    input.sql = Some("SELECT text FROM input".into());
-    let (files, tables) = (bench.files(&input), super::sql::tables(&bench, &input));
-    let out = tempfile::tempdir().unwrap();
-    let rows = stage_sql(&bench.store, &tables, &input, 64 << 20, out.path(), |_| {}).unwrap();
-    assert_eq!(reuse_staged(out.path(), &files), Some(rows));
-    std::fs::remove_file(bench.path().join("a.jsonl")).unwrap();
-    bench.put("a.jsonl", b"{\"text\":\"two\"}\n");
-    assert_eq!(reuse_staged(out.path(), &bench.files(&input)), None);
-    // a change while the query reads is an error
-    let refused = stage_sql(&bench.store, &tables, &input, 64 << 20, out.path(), |_| {}).unwrap_err();
-    assert!(matches!(refused, SourceError::Changed { .. }), "{refused}");
-}
-
-/// DataFusion's own plan nodes find the buckets of a job in the session, under their URLs.
-#[test]
-fn a_session_finds_the_buckets_by_their_urls() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let memory = Arc::new(InMemory::new());
-    let key = object_store::path::Path::from("of/a.jsonl");
-    runtime.block_on(memory.put(&key, PutPayload::from("whole"))).unwrap();
-    let session = RuntimeEnv::default();
-    with_corpora(runtime.handle(), memory.clone()).register(&session).unwrap();
-    let found = session.object_store(ObjectStoreUrl::parse("s3://corpora").unwrap()).unwrap();
-    let bytes = runtime.block_on(async { found.get(&key).await?.bytes().await }).unwrap();
-    assert_eq!(bytes, "whole".as_bytes());
-    assert!(session.object_store(ObjectStoreUrl::parse("s3://others").unwrap()).is_err());
 }

@@ -1,6 +1,7 @@
 //! Compressed files: a split begins at the last checkpoint before it and reads the same bytes as from the start.
 
 use std::io::Read;
+use std::io::Write;
 use std::sync::atomic::Ordering;
 
 use flate2::{Compression, GzBuilder};
@@ -368,7 +369,7 @@ fn readers_by_hand() {
         ("txt", "text", Box::new(|| text.clone()), u64::MAX),
         ("csv", "csv", Box::new(|| csv.concat().into_bytes()), u64::MAX),
         ("csv.gz", "csv", Box::new(|| gzip(csv.concat().as_bytes())), 64_000_000),
-        ("parquet", "parquet", Box::new(|| super::columnar::parquet_bytes(&batch, 10_000)), u64::MAX),
+        ("parquet", "parquet", Box::new(|| parquet_bytes(&batch, 10_000)), u64::MAX),
     ];
     for (ending, format, stored, target) in cases {
         if !is_wanted(ending) {

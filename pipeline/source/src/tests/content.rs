@@ -1,6 +1,5 @@
 //! Files whose content does not match their name or the job.
 
-use super::columnar::parquet_bytes;
 use super::*;
 
 fn utf16(text: &str, mark: bool, big: bool) -> Vec<u8> {

@@ -7,7 +7,6 @@ use arrow::array::{ArrayRef, BinaryArray, Int32Array, LargeStringArray, StructAr
 use arrow::datatypes::{DataType, Field, Fields};
 use proptest::prelude::*;
 
-use super::columnar::parquet_bytes;
 use super::sql::{run, with_sql};
 use super::*;
 

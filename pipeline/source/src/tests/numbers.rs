@@ -11,7 +11,7 @@ use stillhouse_schemas::spec::Input;
 
 use super::super::*;
 use super::cifar::planes;
-use super::{Bench, gzip, zstandard};
+use super::{Bench, gzip, read_split, zstandard};
 
 /// A row: its numbers and its label.
 pub(super) type Row = (Vec<u32>, Option<i32>);
@@ -316,7 +316,7 @@ fn images_that_only_look_whole_are_counted() {
     fails(
         &bench,
         &of("c/cut.jpg"),
-        &["c/cut.jpg: the image: broken image: is cut off and closed with an end marker: scan 1"],
+        &["c/cut.jpg: the image: broken image: is truncated but has an end marker: scan 1"],
     );
     fails(&bench, &of("c/coarse.jpg"), &["c/coarse.jpg: the image: broken image: lacks its last scans"]);
 }

@@ -7,7 +7,6 @@ use arrow::array::StringArray;
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::columnar::parquet_bytes;
 use super::*;
 
 const FORMATS: [&str; 8] = ["jsonl", "jsonl.gz", "jsonl.zst", "text", "blocks", "csv", "parquet", "arrow"];

@@ -102,7 +102,7 @@ fn devices_have_passes_that_all_of_them_have_room_for() {
     gpus([(half - 1024, 0); 2]);
     let (refused, said) = load(&job_on(folder, "cuda:0", 1024, "out"), folder, Some(&arithmetic));
     let error = refused.err().unwrap().to_string();
-    assert!(error.contains(&format!("{half} bytes asked for, {0} of {0} are free", half - 1024)), "{error}");
+    assert!(error.contains(&format!("{half} bytes requested, {0} of {0} are free", half - 1024)), "{error}");
     assert!(error.contains("a pass over 512 tokens") && error.contains("--overwrite") && said.is_empty(), "{error}");
     // if nothing is left to build, the stored pass size does not matter
     gpus([(MUCH, 0); 2]);
@@ -148,7 +148,7 @@ async fn a_job_whose_passes_became_smaller_has_the_same_bytes_whenever_it_goes_o
     gpus([(half - 1024, 0), (MUCH, 0)]);
     let (refused, _) = run("out").await;
     let error = refused.unwrap_err().to_string();
-    assert!(error.contains(&format!("{half} bytes asked for, {0} of {0} are free", half - 1024)), "{error}");
+    assert!(error.contains(&format!("{half} bytes requested, {0} of {0} are free", half - 1024)), "{error}");
     gpus([(MUCH, 0); 2]);
     let (ran, said) = run("out").await;
     ran.unwrap();

@@ -1,8 +1,6 @@
-//! A table of a query: its files in the job's order, in one partition, read by this crate's own readers.
-//!
-//! So byte order marks, broken records, compression and messages are the same with and without a query. It decodes only
-//! the columns that the query uses; a record is bad if one of them is, or if its line or its number of fields is
-//! invalid.
+//! A table of a query as a DataFusion provider: its files in the job's order, in one partition, read by the readers of
+//! [`stillhouse_source`]. So byte order marks, broken records, compression and messages are the same with and without a
+//! query.
 //!
 //! ```text
 //!   read (a thread) ──2 batches, each with the bad records so far──► the query
@@ -24,30 +22,12 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
 use stillhouse_base::source_error::{SourceError, Stopped};
-use stillhouse_schemas::spec::Input;
-
-use super::super::formats;
-use super::super::input_file::InputFile;
-use super::super::store::Store;
-use super::super::table_format::{BadRecords, FileColumns, TakeRows};
-
-/// A table of a query.
-#[derive(Debug, Clone)]
-pub struct QueryTable {
-    /// Name in the query.
-    pub name: String,
-    /// Field in the job file, such as `input.tables.labels`.
-    pub field: String,
-    /// Input settings of its files.
-    pub input: Input,
-    /// The files, in order.
-    pub files: Vec<InputFile>,
-}
+use stillhouse_source::{QueryTable, Store, TakeRows};
 
 /// Bad records that the query's scans have met, by table and reason. If a table is scanned several times, the largest
 /// count counts.
 #[derive(Debug, Clone, Default)]
-pub(super) struct SkippedCounts(Arc<Mutex<BTreeMap<(String, String), u64>>>);
+pub(crate) struct SkippedCounts(Arc<Mutex<BTreeMap<(String, String), u64>>>);
 
 impl SkippedCounts {
     fn record(&self, table: &str, counts: &BTreeMap<String, u64>) {
@@ -69,7 +49,7 @@ impl SkippedCounts {
 
 /// The table as a DataFusion provider.
 #[derive(Debug)]
-pub(super) struct FilesTable {
+pub(crate) struct FilesTable {
     store: Store,
     table: Arc<QueryTable>,
     schema: SchemaRef,
@@ -79,10 +59,8 @@ pub(super) struct FilesTable {
 impl FilesTable {
     /// Opens the table and determines the columns and their types. Blocks.
     pub fn open(store: &Store, table: &QueryTable, skipped: &SkippedCounts) -> std::result::Result<Self, SourceError> {
-        let QueryTable { files, input, .. } = table;
-        let schema = formats::for_input(input).table()?.schema(store, files, input)?;
-        let table = Arc::new(table.clone());
-        Ok(Self { store: store.clone(), table, schema: Arc::new(schema), skipped: skipped.clone() })
+        let schema = Arc::new(table.schema(store)?);
+        Ok(Self { store: store.clone(), table: Arc::new(table.clone()), schema, skipped: skipped.clone() })
     }
 }
 
@@ -133,18 +111,6 @@ enum Message {
     Failed(SourceError),
 }
 
-impl Scan {
-    fn read(&self, take: &mut TakeRows<'_>) -> std::result::Result<BadRecords, SourceError> {
-        let QueryTable { input, files, .. } = &*self.table;
-        let (table, mut bad_records) = (formats::for_input(input).table()?, BadRecords::new(input.on_error));
-        for file in files {
-            let columns = FileColumns { store: &self.store, file, input, schema: &self.schema };
-            table.read(columns, &mut bad_records, take)?;
-        }
-        Ok(bad_records)
-    }
-}
-
 impl PartitionStream for Scan {
     fn schema(&self) -> &SchemaRef {
         &self.schema
@@ -156,11 +122,10 @@ impl PartitionStream for Scan {
         // a thread of its own: it waits for the query, which may wait for other scans, and its reads wait for tokio's
         // pool
         let scanning = Builder::new().name("scan".into()).spawn(move || {
-            let read = scan.read(&mut |rows, bad_records| {
-                tx.blocking_send(Message::Rows(rows, bad_records.skipped.clone())).map_err(|_| Stopped.into())
-            });
-            let last = match read {
-                Ok(bad_records) => Message::Done(bad_records.skipped),
+            let send: &mut TakeRows<'_> =
+                &mut |rows, skipped| tx.blocking_send(Message::Rows(rows, skipped.clone())).map_err(|_| Stopped.into());
+            let last = match scan.table.read(&scan.store, &scan.schema, send) {
+                Ok(skipped) => Message::Done(skipped),
                 Err(SourceError::Stopped(_)) => return,
                 Err(e) => Message::Failed(e),
             };

@@ -1,6 +1,5 @@
 //! Types of the columns of a query are inferred without loss.
 
-use super::sql::{problems, run, with_sql};
 use super::*;
 
 fn lines(rows: impl IntoIterator<Item = String>) -> Vec<u8> {

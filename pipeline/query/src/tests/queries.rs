@@ -1,39 +1,6 @@
-use super::columnar::parquet_bytes;
+//! What queries return, and what they report.
+
 use super::*;
-
-pub(super) fn with_sql(fields: Value, sql: &str) -> Input {
-    let mut input = input(fields);
-    input.sql = Some(sql.into());
-    input
-}
-
-pub(super) fn tables(bench: &Bench, input: &Input) -> Vec<QueryTable> {
-    let table = |source: stillhouse_schemas::spec::Source| QueryTable {
-        files: bench.files(&source.input),
-        name: source.name,
-        field: source.field,
-        input: source.input,
-    };
-    input.sources().into_iter().map(table).collect()
-}
-
-pub(super) fn run(bench: &Bench, input: &Input) -> Result<(StagedRows, Vec<String>), SourceError> {
-    let out = tempfile::tempdir().unwrap();
-    let staged_now = stage_sql(&bench.store, &tables(bench, input), input, 64 << 20, out.path(), |_| {})?;
-    let files: Vec<InputFile> = tables(bench, input).into_iter().flat_map(|table| table.files).collect();
-    assert_eq!(reuse_staged(out.path(), &files).as_ref(), Some(&staged_now));
-    let mut as_parquet = input.clone();
-    as_parquet.format = Some(stillhouse_schemas::spec::InputFormat::Parquet);
-    as_parquet.tables.clear();
-    let splits = plan_splits(&bench.store, &staged_now.files, &as_parquet, 1 << 20, 0, &|_| {})?.splits;
-    let documents = bench.read(&staged_now.files, &as_parquet, &splits)?.documents;
-    Ok((staged_now, documents))
-}
-
-pub(super) fn problems(bench: &Bench, input: &Input) -> String {
-    let problems = check_sql(&bench.store, &tables(bench, input), input, |_| {}).unwrap();
-    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
-}
 
 fn jsonl() -> Bench {
     let lang = |i: usize| if i.is_multiple_of(2) { "en" } else { "de" };
@@ -402,4 +369,22 @@ fn what_is_not_there_and_what_may_not_be_read_are_reported_in_the_same_words() {
     let reported =
         |path: &str| problems(&bench, &with_sql(json!({}), &format!("SELECT text FROM '{path}'"))).replace(path, "");
     assert_eq!(reported("/etc/passwd"), reported("/etc/nobody_has_this"));
+}
+
+#[test]
+fn a_page_that_is_not_what_its_checksum_says_is_an_error() {
+    let whole = include_bytes!("../../../source/testdata/page_checksums.parquet");
+    let sql = with_sql(json!({"format": "parquet", "paths": ["a.parquet"]}), "SELECT text FROM input");
+    let sound = Bench::with(&[("a.parquet", whole)]);
+    assert_eq!(run(&sound, &sql).unwrap().1.len(), 3);
+
+    let flipped = |of: &[u8]| {
+        let at = whole.windows(of.len()).position(|window| window == of).unwrap();
+        let mut bytes = whole.to_vec();
+        bytes[at] ^= 1;
+        Bench::with(&[("a.parquet", &bytes)])
+    };
+    let says = |error: String| assert!(error.contains("a.parquet") && error.contains("checksum"), "{error}");
+    let of_text = flipped(b"spreads");
+    says(run(&of_text, &sql).unwrap_err().to_string());
 }

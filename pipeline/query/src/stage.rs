@@ -21,12 +21,13 @@ use sha2::{Digest, Sha256};
 use stillhouse_base::file_state::FileState;
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::spec::Input;
+use stillhouse_source::{InputFile, QueryTable, Store};
 
-use super::super::input_file::InputFile;
-use super::super::store::Store;
-use super::bounds::on_large_stack;
-use super::table::SkippedCounts;
-use super::{QueryTable, open, plan, session, sql_error};
+use crate::bounds::on_large_stack;
+use crate::check::plan;
+use crate::error::sql_error;
+use crate::session::session;
+use crate::table::{FilesTable, SkippedCounts};
 
 const FILE_BYTES: u64 = 256_000_000;
 const ROW_GROUP_BYTES: u64 = 16_000_000;
@@ -148,10 +149,7 @@ fn stage(
     let WrittenParts { files, sha256, rows } = parts.finish()?;
     // the result is valid only if the files that the query read are still as listed
     let inputs = || tables.iter().flat_map(|table| &table.files);
-    let watched = store.expecting(inputs());
-    for file in inputs() {
-        watched.check(&file.location, true).map_err(|e| SourceError::from_store(&file.path, e))?;
-    }
+    store.check_unchanged(inputs())?;
     let states = inputs().map(|f| f.state.clone()).collect();
     let written = StagedRecord { rows, files, skipped: skipped.take(), inputs: states, sha256 };
     let text = serde_json::to_vec_pretty(&written).map_err(|e| temporary(&record)(e.into()))?;
@@ -160,6 +158,15 @@ fn stage(
     std::fs::rename(&partial, &record).map_err(temporary(&record))?;
     let _ = std::fs::remove_dir_all(&spill);
     with_paths(dir, written)
+}
+
+/// Opens the tables, which determines their columns.
+fn open(
+    store: &Store,
+    tables: &[QueryTable],
+    skipped: &SkippedCounts,
+) -> Result<Vec<(String, FilesTable)>, SourceError> {
+    tables.iter().map(|table| Ok((table.name.clone(), FilesTable::open(store, table, skipped)?))).collect()
 }
 
 /// Returns what an earlier [`stage_sql`] of the same job staged in `dir`, if it completed, all files still have their

@@ -36,7 +36,7 @@ use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{ExecutionPlan, InputOrderMode, replace_children_if_necessary};
 
-use super::nodes::{NodeKind, QueryNode, ROW};
+use crate::nodes::{NodeKind, QueryNode, ROW};
 
 /// Maximum rows of a top k that is held in memory.
 const MAX_IN_MEMORY_ROWS: usize = 1_000;

@@ -1,6 +1,5 @@
 //! Which queries are allowed, and that their rows do not depend on the memory.
 
-use super::sql::{problems, tables, with_sql};
 use super::*;
 
 fn labelled() -> Bench {
@@ -131,12 +130,12 @@ fn rows_do_not_depend_on_the_memory() {
 #[test]
 fn rows_that_are_equal_keep_the_order_of_the_input() {
     let bench = labelled();
-    let (_, documents) = super::sql::run(&bench, &with_sql(json!({}), "SELECT text FROM input ORDER BY lang")).unwrap();
+    let (_, documents) = run(&bench, &with_sql(json!({}), "SELECT text FROM input ORDER BY lang")).unwrap();
     let odd_then_even = (0..40).filter(|i| i % 2 == 1).chain((0..40).filter(|i| i % 2 == 0));
     assert_eq!(documents, odd_then_even.map(|i| format!("document {i}")).collect::<Vec<_>>());
     // groups are in the order of their first rows
     let grouped = with_sql(json!({}), "SELECT lang || count(*) AS text FROM input GROUP BY lang");
-    assert_eq!(super::sql::run(&bench, &grouped).unwrap().1, ["en20", "de20"]);
+    assert_eq!(run(&bench, &grouped).unwrap().1, ["en20", "de20"]);
 }
 
 #[test]
@@ -226,6 +225,23 @@ fn values_whose_size_an_argument_decides_are_bounded() {
         assert!(error.to_string().contains(wanted), "{expression}: {error}");
     }
     let taken = "SELECT repeat(text, 3) || lpad('7', 3, '0') || replace(text, 'doc', 'Doc') || array_to_string(range(0, 3), ',') AS text FROM input LIMIT 1";
-    let (_, documents) = super::sql::run(&bench, &with_sql(json!({}), taken)).unwrap();
+    let (_, documents) = run(&bench, &with_sql(json!({}), taken)).unwrap();
     assert_eq!(documents, ["document 0document 0document 0007Document 00,1,2"]);
+}
+
+#[test]
+fn rows_of_a_query_over_files_that_changed_are_not_used_again() {
+    let bench = Bench::with(&[("a.jsonl", b"{\"text\":\"one\"}\n")]);
+    let mut input = input(json!({}));
+    input.sql = Some("SELECT text FROM input".into());
+    let (files, tables) = (bench.files(&input), tables(&bench, &input));
+    let out = tempfile::tempdir().unwrap();
+    let rows = stage_sql(&bench.store, &tables, &input, 64 << 20, out.path(), |_| {}).unwrap();
+    assert_eq!(reuse_staged(out.path(), &files), Some(rows));
+    std::fs::remove_file(bench.path().join("a.jsonl")).unwrap();
+    bench.put("a.jsonl", b"{\"text\":\"two\"}\n");
+    assert_eq!(reuse_staged(out.path(), &bench.files(&input)), None);
+    // a change while the query reads is an error
+    let refused = stage_sql(&bench.store, &tables, &input, 64 << 20, out.path(), |_| {}).unwrap_err();
+    assert!(matches!(refused, SourceError::Changed { .. }), "{refused}");
 }
