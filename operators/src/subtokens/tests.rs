@@ -250,13 +250,13 @@ fn permutations_are_read_as_numpy_and_json_write_them() {
     assert_eq!(npy("|u1", "2,", &[200, 1]).unwrap(), [200, 1]);
     assert_eq!(npy("<u2", "1,", &[0, 128]).unwrap(), [32768]);
     for (found, says) in [
-        (npy("<f4", "2,", &[0; 8]), "is a .npy file of \"<f4\" with shape (2); valid: integers"),
+        (npy("<f4", "2,", &[0; 8]), "is a .npy file of \"<f4\" with shape (2); valid: little-endian integers"),
         (npy(">i4", "2,", &[0; 8]), "valid: little-endian integers"),
         (npy("<i4", "2, 1", &[0; 8]), "with shape (2, 1)"),
         (npy("<i4", "3,", &[0; 8]), "its header says 3 numbers, and 8 bytes follow"),
-        (parse_numbers(b"\x93NUMPY\x01\x00\xff\xff{"), "cut off"),
-        (parse_numbers(b"\x93NUMPY"), "cut off"),
-        (parse_numbers(b""), "is no JSON"),
+        (parse_numbers(b"\x93NUMPY\x01\x00\xff\xff{"), "is a truncated .npy file"),
+        (parse_numbers(b"\x93NUMPY"), "is a truncated .npy file"),
+        (parse_numbers(b""), "is not JSON"),
         (parse_numbers(b"{}"), "is JSON but not a list"),
         (parse_numbers(b"[0, 1.5]"), "has 1.5 for id 1"),
     ] {

@@ -123,8 +123,8 @@ fn values_that_a_type_cannot_hold_end_as_one_error() {
     let data = batch(rows, &[(vec![BOS, 3, 4], vec![0], 3)], PackMode::Wrap);
     for (precision, scale, says) in [
         (NoisePrecision::F16, 7e4, "component 2 of the hidden state of layer 2 is 70000, f16 holds up to 65504; set"),
-        (NoisePrecision::F16, f32::NAN, "is NaN, no number"),
-        (NoisePrecision::F32, f32::INFINITY, "is inf, no number"),
+        (NoisePrecision::F16, f32::NAN, "is NaN, not a finite number"),
+        (NoisePrecision::F32, f32::INFINITY, "is inf, not a finite number"),
     ] {
         let e = made(&keeping(TeacherContext::Sequence, precision, rows), &data, scale).unwrap_err().to_string();
         assert!(e.contains(says) && e.contains(", position 1: component"), "{e}");

@@ -179,7 +179,7 @@ fn keys_that_nothing_honours_are_refused_by_name() {
     // A model with an adapter.
     let adapted = edited("gpt2", "gpt2", "gpt2");
     fs::write(adapted.path().join("adapter_config.json"), r#"{"peft_type": "LORA", "r": 8}"#).unwrap();
-    assert_all(&complaint(adapted.path()), &["adapter_config.json", "peft_type", "LORA", "merge it"]);
+    assert_all(&complaint(adapted.path()), &["adapter_config.json", "peft_type", "LORA", "merge the adapter"]);
 
     // Neutral values are accepted, and unknown keys cause a warning.
     for (more, expected) in [

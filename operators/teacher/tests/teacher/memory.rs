@@ -117,7 +117,7 @@ fn passes_of_an_earlier_run_are_kept_to() {
 
     // The passes do not fit, by what the device reports as free or by what it can allocate.
     let error = load(Host::with_memory(0, half - 1024), &of(Some(256))).err().unwrap();
-    let (bytes, free) = (format!("{half} bytes asked for"), format!("{0} of {0} are free", half - 1024));
+    let (bytes, free) = (format!("{half} bytes requested"), format!("{0} of {0} are free", half - 1024));
     assert!(error.contains(&bytes) && error.contains(&free) && error.contains("--overwrite"), "{error}");
     let error = with_usable(half - 1024, &of(Some(256))).err().unwrap();
     assert!(error.contains("out of memory") && error.contains("--overwrite"), "{error}");
