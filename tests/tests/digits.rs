@@ -47,8 +47,8 @@ fn what_is_no_permutation_is_refused_by_the_id() {
     refused(&list(|n| n[9] = V), "id 9 has the number 50257; valid: 0 to 50256");
     refused(&list(|n| n.truncate(V - 1)), "has 50256 numbers, and id 50256 has none; valid: one for each of 50257 ids");
     refused(&list(|n| n.push(0)), "has 50258 numbers, and the last id is 50256");
-    refused("", "is no JSON");
-    refused("{}", "is JSON, and no list");
+    refused("", "is not JSON");
+    refused("{}", "is JSON but not a list");
     refused("[0.5]", "has 0.5 for id 0");
     let cases = [
         (json!({"permutation": "nothing.npy"}), "got \"nothing.npy\": cannot read ./nothing.npy: No such file"),
