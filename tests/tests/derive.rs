@@ -176,7 +176,7 @@ fn later_epochs_are_derived_from_the_first() {
     // a lost or wrong place is detected
     for (place, says) in [
         (json!({"first": 0, "sequences": 1}), "order and block differ from those that the seed gives"),
-        (Value::Null, "the manifest has no position of its split"),
+        (Value::Null, "the manifest lacks the position of its split"),
     ] {
         with_manifest(&scratch.path("schedule2"), |manifest| manifest["splits"][0]["place"] = place);
         let found = scratch.stillhouse(&["verify", "schedule2"]).expect(1);

@@ -38,7 +38,7 @@ fn a_flood_keeps_nobody_out_who_looks_after_the_service() {
     streams.extend(open(&more));
     assert_too_many(
         eve.send("GET", "/events", &[SSE], None),
-        "8 live streams are open, the most that this server allows",
+        "8 live streams are open, the maximum of this server (limits.watchers",
     );
     eve.get("/jobs").expect(200);
 
