@@ -6,11 +6,11 @@
 //! ```
 //!
 //! The query's rows, their order and the splits are the same every time, whatever the memory: it runs in one partition,
-//! may not call functions that depend on the time or on chance, and every order is total ([`order`]). Without ORDER BY
+//! may not call functions that depend on the time or on chance, and every order is total (`order`). Without ORDER BY
 //! a filter keeps the order of the files.
 //!
-//! Clauses that the parser accepts and DataFusion would drop are refused ([`clauses`]), and so are queries that are too
-//! large ([`bounds`]). A broken record of a table follows `on_error`, and so does a null in the query's text column,
+//! Clauses that the parser accepts and DataFusion would drop are refused (`clauses`), and so are queries that are too
+//! large (`bounds`). A broken record of a table follows `on_error`, and so does a null in the query's text column,
 //! which is a bad record of the staged files.
 //!
 //! Memory: sorts, aggregations and windows spill to disk beyond the bound; the smaller side of a join must fit in it.
