@@ -274,7 +274,7 @@ impl StoredSignal for SampledLogits {
         let describe_mean =
             move |mean: f64| ("sampled logits".into(), format!("{draws} draws, {mean:.1} distinct on average"));
         vec![Series {
-            title: "number of distinct tokens drawn".into(),
+            title: "distinct tokens drawn".into(),
             values: positions.iter().map(|values| u32s(values, 1).len() as f64).collect(),
             axis: Axis::UpTo(f64::from(draws)),
             describe_mean: Box::new(describe_mean),
