@@ -131,4 +131,11 @@ mod tests {
         assert_eq!(short, json!({"a": "b", "c": [1, 2]}));
         assert_eq!(truncate_message("m".repeat(9000)).chars().count(), MAX_MESSAGE_CHARS + 1);
     }
+
+    #[test]
+    fn a_refused_value_is_quoted_up_to_80_characters() {
+        assert_eq!(quoted_prefix("a\n\"é"), r#""a\n\"é""#);
+        assert_eq!(quoted_prefix(&"é".repeat(80)), format!("{:?}", "é".repeat(80)));
+        assert_eq!(quoted_prefix(&"é".repeat(81)), format!("{:?}…", "é".repeat(80)));
+    }
 }
