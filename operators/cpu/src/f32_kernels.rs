@@ -308,8 +308,8 @@ impl WideningKernel for Avx2 {
     }
 }
 
-/// Defines the tile of one panel for an instruction set. `$ahead` says whether the kernel prefetches the lines of the
-/// strip and of the panel that follow, which AVX2's tile gains nothing from.
+/// Defines the tile of one panel for an instruction set. With `$ahead`, the tile also prefetches the next lines of the
+/// strip and of the panel, and with f32 weights those of `tile.next`.
 #[cfg(target_arch = "x86_64")]
 macro_rules! tile {
     ($name:ident, $features:literal, $outputs:literal, $vector:literal, $ahead:literal, $weights:ident, $zero:ident, $set:ident, $fma:ident, $add:ident, $load:ident, $store:ident) => {

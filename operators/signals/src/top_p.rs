@@ -14,7 +14,7 @@ pub(crate) const COLUMNS: &[Column] = &[
         dtype: "fixed list uint16",
         when: "`top_p`",
         shape: "[L]",
-        contract: "number of most likely tokens whose probabilities reach `mass`, at most `most`; certain: 1",
+        contract: "smallest number of most likely tokens whose probabilities reach `mass`, at most `most`; certain: 1",
         meaning: "number of most likely tokens kept at each position",
     },
     Column {

@@ -21,7 +21,7 @@ const FIRST_COLUMNS: &[Column] = &[
         dtype: "fixed list float32",
         when: "teacher",
         shape: "[L]",
-        contract: "ln p(x_i | what the teacher saw), rounded to the nearest f32; below −64, rounded down",
+        contract: "ln p(x_i given what the teacher saw), rounded to the nearest f32; below −64, rounded down",
         meaning: "natural logarithm of the teacher's probability of each token, given the tokens before it",
     },
     Column {

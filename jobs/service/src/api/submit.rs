@@ -259,7 +259,12 @@ fn base_folder(config: &Config, requested: Option<&str>) -> ApiResult<PathBuf> {
         None => Ok(config.folder.clone()),
         Some(text) if text.len() <= 4096 && Path::new(text).is_absolute() && !text.contains('\0') => Ok(text.into()),
         Some(text) => {
-            let detail = format!("folder: got {}; valid: an absolute path on the server", quoted_prefix(text));
+            // a URL may hold a password
+            let got = match text.split_once("://") {
+                Some((scheme, _)) => quoted_prefix(&format!("{scheme}://…")),
+                None => quoted_prefix(text),
+            };
+            let detail = format!("folder: got {got}; valid: an absolute path on the server");
             Err(ProblemDetails::bad_request(detail))
         }
     }
@@ -496,5 +501,12 @@ mod tests {
         insta::assert_snapshot!(with(&[], Some("cuda")).unwrap_err(), @"extract.teacher.device: got cuda: this server has no GPU; valid: auto, cpu");
         insta::assert_snapshot!(with(&[0], Some("all")).unwrap_err(), @"extract.teacher.device: got all: a job in the service uses one device; this server has other GPUs; valid: auto, cpu, cuda, cuda:0");
         insta::assert_snapshot!(with(&[0], Some("\"cuda:1\"")).unwrap_err(), @"extract.teacher.device: got cuda:1: this server has other GPUs; valid: auto, cpu, cuda, cuda:0");
+    }
+
+    #[test]
+    fn a_folder_that_is_refused_is_named_without_what_a_url_may_hide() {
+        let refused = |folder: &str| base_folder(&Config::default(), Some(folder)).unwrap_err().detail;
+        assert_eq!(refused("data"), "folder: got \"data\"; valid: an absolute path on the server");
+        assert_eq!(refused("s3://k:hidden@b/x"), "folder: got \"s3://…\"; valid: an absolute path on the server");
     }
 }
