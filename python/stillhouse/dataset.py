@@ -280,7 +280,7 @@ def open(
     has open are deleted, the least recently used first; parts that still do not fit are fetched each time.
 
     A shard that was replaced in the store, or damaged on the disk, is fetched again. If the disk fails or is full,
-    reading goes on without the cache and warns once (``RuntimeWarning``).
+    reading continues without the cache and warns once (``RuntimeWarning``).
 
     Raises:
 

@@ -355,7 +355,7 @@ def test_a_folder_that_is_gone_later_costs_no_data(proxy: Proxy, uploaded: str, 
         path.rmdir() if path.is_dir() else path.unlink()
     folder.rmdir()
     folder.write_text("in its place")
-    with pytest.warns(RuntimeWarning, match=r"disk cache: the folder .* cannot be used.*goes on without it"):
+    with pytest.warns(RuntimeWarning, match=r"disk cache: the folder .* cannot be used.*continues without it"):
         ds[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
