@@ -30,7 +30,7 @@ use crate::inputs::find_work;
 use crate::job::{Prepared, blocking};
 use crate::output::{Found, Output, PlanRecord};
 use crate::plan;
-use crate::source::InputFile;
+use stillhouse_input_files::InputFile;
 
 /// Maximum number of files that a refusal names.
 const MAX_NAMED_FILES: usize = 5;
@@ -275,7 +275,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::source::FileState;
+    use stillhouse_base::file_state::FileState;
 
     fn files(names: &[(&str, u64)]) -> Vec<PlannedFile> {
         let file = |(name, bytes): &(&str, u64)| PlannedFile {

@@ -26,7 +26,9 @@ use crate::job_diff::differences;
 use crate::output::{Found, Output, PlanRecord};
 use crate::plan;
 use crate::query_rows;
-use crate::source::{self, InputFile, SourceError};
+use crate::source;
+use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::InputFile;
 
 /// Maximum number of files that a refusal names.
 const MAX_NAMED_FILES: usize = 5;

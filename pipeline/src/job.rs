@@ -36,8 +36,9 @@ use crate::hub::{self, FetchPurpose, HubRef};
 use crate::output::Output;
 use crate::path_expansion::{PathExpander, local_path};
 use crate::sequence_offsets;
-use crate::source::{self, InputFile, ListError, QueryTable, Store};
+use crate::source::{self, QueryTable};
 use crate::storage::{Guard, Location, Storages, StoreUrl};
+use stillhouse_input_files::{InputFile, InputPaths, ListError, Store, find_output_overlap, list_files};
 pub(crate) use vocabularies::read_permutation;
 
 /// A checked job with everything that its checks have opened.
@@ -329,12 +330,17 @@ impl Checks<'_> {
         for source in sources {
             let mut looked_at = step_reporter(observer, format!("{}.paths", source.field), source.input.paths.len());
             let admits = |named: &Location| gate.admits(named);
-            let found =
-                source::list_files(store, self.base, &source.input, &source.field, names, &admits, &mut looked_at);
+            let paths = InputPaths {
+                input: &source.input,
+                field: &source.field,
+                base_dir: self.base,
+                names,
+                endings: source::file_endings(&source.input),
+            };
+            let found = list_files(store, paths, &admits, &mut looked_at);
             if let Some(output) = &output {
                 let files = found.as_deref().unwrap_or_default();
-                let problems =
-                    source::find_output_overlap(self.base, &source.input, &source.field, names, files, output);
+                let problems = find_output_overlap(paths, files, output);
                 listed &= problems.is_empty();
                 problems.into_iter().for_each(|p| self.push(p));
             }

@@ -115,7 +115,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::source::FileState;
+    use stillhouse_base::file_state::FileState;
 
     fn files(files: &[(&str, u64)]) -> Vec<PlannedFile> {
         let file = |(name, bytes): &(&str, u64)| PlannedFile {

@@ -22,8 +22,12 @@ use crate::source::PlannedSplits;
 use crate::{sequence_offsets, source};
 
 /// The files of a listing in the order of the job's hash, without files that the hash does not have.
-pub(crate) fn in_order(hash: &JobHash, files: &[source::InputFile]) -> Vec<source::InputFile> {
-    let by_path: BTreeMap<&str, &source::InputFile> = files.iter().map(|f| (f.path.as_str(), f)).collect();
+pub(crate) fn in_order(
+    hash: &JobHash,
+    files: &[stillhouse_input_files::InputFile],
+) -> Vec<stillhouse_input_files::InputFile> {
+    let by_path: BTreeMap<&str, &stillhouse_input_files::InputFile> =
+        files.iter().map(|f| (f.path.as_str(), f)).collect();
     hash.files.iter().filter_map(|f| by_path.get(f.path.as_str()).copied().cloned()).collect()
 }
 
@@ -31,7 +35,11 @@ pub(crate) fn in_order(hash: &JobHash, files: &[source::InputFile]) -> Vec<sourc
 ///
 /// # Errors
 /// If the input cannot be scanned.
-pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn Observer) -> Result<Vec<SplitRecord>> {
+pub fn splits(
+    prepared: &Prepared,
+    files: &[stillhouse_input_files::InputFile],
+    observer: &dyn Observer,
+) -> Result<Vec<SplitRecord>> {
     observer.event(&Event::Preparing { what: "finding the splits of the input".into() });
     let target = split_bytes(prepared);
     let seed = prepared.spec.seed;
@@ -48,7 +56,7 @@ pub fn splits(prepared: &Prepared, files: &[source::InputFile], observer: &dyn O
 pub(crate) fn all_splits(
     prepared: &Prepared,
     hash: &JobHash,
-    files: &[source::InputFile],
+    files: &[stillhouse_input_files::InputFile],
     observer: &dyn Observer,
 ) -> Result<Vec<SplitRecord>> {
     let later: usize = hash.appended.iter().map(|a| a.files.len()).sum();
@@ -68,7 +76,7 @@ pub(crate) fn all_splits(
 /// If the files cannot be scanned.
 pub(crate) fn appended_splits(
     prepared: &Prepared,
-    files: &[source::InputFile],
+    files: &[stillhouse_input_files::InputFile],
     earlier: (Vec<SplitRecord>, u32),
 ) -> Result<Vec<SplitRecord>> {
     let there = earlier.0.len();
@@ -182,7 +190,7 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
 }
 
 /// The files, named relative to their common folder.
-fn planned_files(files: &[source::InputFile]) -> Vec<PlannedFile> {
+fn planned_files(files: &[stillhouse_input_files::InputFile]) -> Vec<PlannedFile> {
     // up to a slash, so that only whole folder names are shared
     let folder = |location: &[u8]| location.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
     let first = files.first().map_or(&[][..], |f| f.location.as_ref().as_bytes());
@@ -191,7 +199,7 @@ fn planned_files(files: &[source::InputFile]) -> Vec<PlannedFile> {
         let same = first.iter().zip(location).take(common.min(folder(location))).take_while(|(a, b)| a == b).count();
         folder(&first[..same])
     });
-    let planned = |f: &source::InputFile| PlannedFile {
+    let planned = |f: &stillhouse_input_files::InputFile| PlannedFile {
         path: f.path.clone(),
         name: f.location.as_ref().get(common..).unwrap_or_default().to_owned(),
         state: f.state.clone(),
@@ -226,7 +234,7 @@ mod tests {
     use super::*;
 
     fn names(locations: &[&str]) -> Vec<String> {
-        let file = |location: &&str| source::InputFile {
+        let file = |location: &&str| stillhouse_input_files::InputFile {
             path: "given".into(),
             location: object_store::path::Path::parse(location).unwrap(),
             size: 1,

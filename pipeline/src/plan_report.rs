@@ -20,7 +20,6 @@ use crate::plan;
 use crate::plan::{all_splits, appended_splits, numbers, text_bytes};
 use crate::run;
 use crate::sequence_offsets::TEXT_BYTES_PER_TOKEN;
-use crate::source;
 
 pub use crate::estimates::{IdleSteps, ScheduleOutlook};
 
@@ -176,7 +175,7 @@ pub fn plan_appended(prepared: &Prepared, hash: &JobHash, observer: &dyn Observe
         Some(now) => output_status(prepared, now, false, observer)?.location,
         None => output.to_string(),
     };
-    let new: Vec<source::InputFile> =
+    let new: Vec<stillhouse_input_files::InputFile> =
         plan::in_order(grown, &prepared.files).into_iter().skip(there.files.len()).collect();
     let splits = appended_splits(prepared, &new, (there.splits.clone(), grown.appended.len() as u32))?;
     let output = OutputStatus { location, found: OutputState::Grows, splits_done: there.splits.len() as u64 };

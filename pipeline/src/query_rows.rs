@@ -25,8 +25,8 @@ use crate::functions;
 use crate::identity::JobHash;
 use crate::job::{Prepared, blocking};
 use crate::output::{INPUT, Output, PlanRecord};
-use crate::source::Store;
 use crate::storage::blocking as blocking_call;
+use stillhouse_input_files::Store;
 
 /// Bytes read from a part at once.
 const PIECE_BYTES: usize = 8 << 20;

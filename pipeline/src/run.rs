@@ -55,7 +55,6 @@ use crate::run::locked_output::{LockedOutput, may_overwrite, remove_overwritten}
 pub use crate::run::stop::Stop;
 pub(crate) use crate::run::stop::release;
 use crate::sequence_offsets;
-use crate::source;
 use crate::storage::blocking as blocking_call;
 use crate::teacher::{self, DecidedArithmetic, JobInput, LoadedTeachers};
 
@@ -177,7 +176,7 @@ pub(crate) async fn finish_started(
 /// A plan, and the files that its splits read.
 pub(crate) struct Planned {
     pub splits: Vec<SplitRecord>,
-    files: Vec<source::InputFile>,
+    files: Vec<stillhouse_input_files::InputFile>,
     skipped: BTreeMap<String, u64>,
     record: PlanRecord,
 }
@@ -249,7 +248,7 @@ pub(crate) struct Job {
     prepared: Arc<Prepared>,
     hash: JobHash,
     /// The files that the splits read.
-    files: Arc<Vec<source::InputFile>>,
+    files: Arc<Vec<stillhouse_input_files::InputFile>>,
     /// Bad records that `input.sql` met, by reason. They are counted with the first split.
     skipped: BTreeMap<String, u64>,
     teacher: Option<TeacherInfo>,

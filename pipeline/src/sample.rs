@@ -32,9 +32,9 @@ use crate::events::{Event, Observer};
 use crate::identity::JobHash;
 use crate::job::{Prepared, blocking};
 use crate::run::splits::{resources, shard_names, source_of};
-use crate::source::InputFile;
 use crate::teacher::{JobInput, LoadedTeachers, load_all};
 use crate::{finish, functions, plan};
+use stillhouse_input_files::InputFile;
 
 /// Maximum number of rows that a sample decodes, however long its documents are.
 pub const MAX_ROWS: usize = 256;

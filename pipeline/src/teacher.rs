@@ -25,7 +25,8 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::query_input;
 use crate::job::{Prepared, PreparedTeacher, chain};
-use crate::source::{InputFile, Listing, SplitReader};
+use crate::source::SplitReader;
+use stillhouse_input_files::{InputFile, Listing};
 
 /// Largest change of a log-probability on the probe text that `auto` accepts, in nat.
 const MAX_LOGPROB_CHANGE_NATS: f64 = 1e-2;

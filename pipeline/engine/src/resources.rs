@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use datafusion::common::{Result, internal_datafusion_err};
 use datafusion::execution::TaskContext;
+use stillhouse_input_files::Store;
 use stillhouse_operators::operator::OperatorError;
 use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_operators::operator_spec::RowChecks;
@@ -15,7 +16,6 @@ use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_output::Output;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::SplitRecord;
-use stillhouse_source::Store;
 
 use crate::device::DeviceQueue;
 use crate::pool::Spawner;

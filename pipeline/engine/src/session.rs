@@ -13,10 +13,10 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::TryStreamExt;
 use stillhouse_base::error::{ErrorKind, PipelineError};
+use stillhouse_input_files::Store;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::Engine;
-use stillhouse_source::Store;
 use url::Url;
 
 use crate::device::DeviceQueue;

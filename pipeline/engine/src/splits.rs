@@ -12,12 +12,14 @@ use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use futures::stream::try_unfold;
+use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{InputFile, Listing};
 use stillhouse_operators::grid::numbers_schema;
 use stillhouse_operators::operator::documents_schema;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_schemas::spec::Input;
-use stillhouse_source::{InputFile, Listing, SourceError, SplitReader};
+use stillhouse_source::SplitReader;
 
 use crate::node_metrics::{NodeMetrics, properties};
 use crate::pool::Task;
@@ -167,11 +169,11 @@ mod tests {
     use std::time::Duration;
 
     use futures::StreamExt;
+    use stillhouse_input_files::Store;
     use stillhouse_operators::operator_spec::RowChecks;
     use stillhouse_operators::vocabulary::Vocabulary;
     use stillhouse_schemas::manifest::{Piece, Range};
     use stillhouse_schemas::spec::Engine;
-    use stillhouse_source::Store;
     use tokio::runtime::Handle;
 
     use super::*;

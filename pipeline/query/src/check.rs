@@ -10,9 +10,10 @@ use datafusion::logical_expr::{Expr, LogicalPlan, Volatility};
 use datafusion::prelude::SessionContext;
 use datafusion::sql::parser::Statement;
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::Store;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
-use stillhouse_source::{QueryTable, Store};
+use stillhouse_source::QueryTable;
 
 use crate::bounds::{self, on_large_stack};
 use crate::clauses::{self, FunctionKind};

@@ -20,8 +20,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stillhouse_base::file_state::FileState;
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{InputFile, Store};
 use stillhouse_schemas::spec::Input;
-use stillhouse_source::{InputFile, QueryTable, Store};
+use stillhouse_source::QueryTable;
 
 use crate::bounds::on_large_stack;
 use crate::check::plan;

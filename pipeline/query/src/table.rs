@@ -22,7 +22,8 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
 use stillhouse_base::source_error::{SourceError, Stopped};
-use stillhouse_source::{QueryTable, Store, TakeRows};
+use stillhouse_input_files::Store;
+use stillhouse_source::{QueryTable, TakeRows};
 
 /// Bad records that the query's scans have met, by table and reason. If a table is scanned several times, the largest
 /// count counts.

@@ -4,15 +4,15 @@
 //! of as many other files (in a store, of the first 32).
 
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{
+    BeforeItem, InputFile, MAX_CHECKED_FILES, Store, evenly_spaced,
+    sniff::{self, HEAD_BYTES},
+};
 use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 
 use super::formats::{self, FileColumn, Format};
-use super::input_file::{BeforeItem, InputFile};
-use super::parallel::{MAX_CHECKED_FILES, evenly_spaced};
-use super::sniff::{self, HEAD_BYTES};
-use super::store::Store;
 
 /// Maximum number of files in stores that the check reads before a job begins. The run checks the others when it reads
 /// them, without a further request.

@@ -18,14 +18,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{InputFile, Store};
 use stillhouse_schemas::manifest::{KEYS, KeyRange, Range, SplitRecord};
 use stillhouse_schemas::spec::{Holdout, Input};
 
 use super::formats::{self, Format, numbers};
-use super::input_file::InputFile;
 use super::segment::Segment;
 use super::split_reader::read_keys;
-use super::store::Store;
 use super::summary::TRAIN;
 
 /// The segments and keys from which the splits of one data set split are made.

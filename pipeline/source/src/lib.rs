@@ -1,15 +1,15 @@
-//! Turns the job's input paths into documents, cut into pieces, for every format. It never holds a whole document.
+//! Turns the files of an input into documents, cut into pieces, for every format. It never holds a whole document.
 //!
 //! ```text
-//!   input.paths ─► list ─► [InputFile] ─► plan_splits ─► [SplitRecord] ─► SplitReader ─► documents_schema batches
-//!                   │                        ▲                               │
-//!                   └─► QueryTable ─► query ─► Parquet parts (if any)        ├─ lines, json, csv: Cursor ─► Spool
-//!                                                                            ├─ parquet, ipc: ranged reads of one column
-//!                                                                            └─ numbers: images, codes ─► numbers_schema batches
+//!   [InputFile] ─► plan_splits ─► [SplitRecord] ─► SplitReader ─► documents_schema batches
+//!       │              ▲                               │
+//!       └─► QueryTable ─► query ─► Parquet parts       ├─ lines, json, csv: Cursor ─► Spool
+//!                          (if any)                    ├─ parquet, ipc: ranged reads of one column
+//!                                                      └─ numbers: images, codes ─► numbers_schema batches
 //! ```
 //!
-//! The code is plain blocking code over [`object_store`], meant for `spawn_blocking`. It waits for the store through a
-//! tokio handle ([`Store`]). A split depends only on the job and the files (`plan`).
+//! `stillhouse-input-files` lists the files and reads their bytes. The code is blocking, meant for `spawn_blocking`. A
+//! split depends only on the job and the files (`plan`).
 //!
 //! A *record* is a candidate for a document: a line of text, a non-blank line of JSON, a CSV record after the header, a
 //! block between blank lines, a file, or a row. A bad record is a record too: it takes an ordinal and counts in the
@@ -30,52 +30,31 @@
 //!
 //! Cost: planning reads the sizes of uncompressed line files, the footers of columnar files, and every byte of all
 //! other files once (on all cores). A split that begins inside a compressed file first decompresses the bytes between
-//! the last checkpoint and its start (`checkpoints`): about 1 MB for gzip; for Zstandard, the part of the frame before
-//! it. The checkpoints of all files of a store take at most 64 MB.
+//! the last checkpoint and its start: about 1 MB for gzip; for Zstandard, the part of the frame before it.
 
 mod batch;
-mod checkpoints;
-mod class_folders;
 mod column_check;
 mod column_types;
-mod compression;
-mod decode;
-mod decompress;
-mod folder;
 mod formats;
 mod holdout;
-mod inflate;
-mod input_file;
-mod list;
-mod overlap;
-mod parallel;
 mod plan;
 mod query_table;
 mod record_check;
 mod record_reader;
 mod records;
-mod router;
 mod segment;
-mod sniff;
 mod split_reader;
 mod spool;
-mod store;
 mod summary;
 mod table_format;
 
 pub use column_check::check_columns;
-pub use formats::format_of_file_name;
 pub use formats::numbers::with_class_names;
-pub use input_file::{InputFile, Listing};
-pub use list::{ListError, list_files, literal_prefix};
-pub use overlap::find_output_overlap;
+pub use formats::{file_endings, format_of_file_name};
 pub use plan::{PlanProgress, PlannedSplits, append_splits, plan_splits};
 pub use query_table::{QueryTable, TakeRows};
 pub use record_check::{FirstRecords, check_first_records};
 pub use split_reader::{SplitReader, piece_checksums};
-pub use stillhouse_base::file_state::{Changed, FileState};
-pub use stillhouse_base::source_error::{RecordPosition, SourceError, Stopped};
-pub use store::Store;
 pub use summary::{ReadSummary, TRAIN};
 pub use table_format::BATCH_ROWS;
 

@@ -23,15 +23,14 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{InputFile, Store};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::spec::Input;
 
 use super::formats;
 use super::holdout::{self, SplitSource};
-use super::input_file::InputFile;
 use super::segment::Segment;
-use super::store::Store;
 
 /// Maximum number of splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
 const MAX_SPLITS: u32 = 1_000_000;

@@ -5,13 +5,12 @@ use std::collections::BTreeMap;
 use arrow::array::RecordBatch;
 use arrow::datatypes::{Schema, SchemaRef};
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{InputFile, Store};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
 
 use super::column_check::{MAX_PROBLEMS, check_first_bytes};
 use super::formats::{self, Format};
-use super::input_file::InputFile;
-use super::store::Store;
 use super::table_format::{BadRecords, FileColumns};
 
 /// A table of a query.

@@ -6,18 +6,16 @@
 use std::collections::BTreeMap;
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
+use stillhouse_input_files::{InputFile, MAX_CHECKED_FILES, Store};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, OnError};
 
 use super::formats::{self, BytesFormat, Format, numbers};
-use super::input_file::InputFile;
-use super::parallel::MAX_CHECKED_FILES;
 use super::records::ReadError;
 use super::split_reader::read_split;
 use super::spool::Spool;
-use super::store::Store;
 
 /// Maximum number of files in stores that the check reads. Each costs one or two requests.
 const MAX_STORE_FILES: usize = 32;

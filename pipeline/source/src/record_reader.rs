@@ -7,15 +7,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
+use stillhouse_input_files::{Cursor, InputFile, Store};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Input, OnError};
 
-use super::decode::Cursor;
 use super::formats::{self, Cut, Format};
-use super::input_file::InputFile;
 use super::records::{self, Cell, ReadError, Records, Rows};
 use super::spool::{DocumentKey, Spool, whole_characters};
-use super::store::Store;
 
 /// A record of the range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use stillhouse_base::source_error::{SourceError, Stopped};
+use stillhouse_input_files::{InputFile, Listing, Store};
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::Input;
 
 use super::batch::BatchBuilder;
 use super::formats::numbers::{self, NumbersReader};
-use super::input_file::{InputFile, Listing};
 use super::record_reader::{RecordKind, RecordReader};
-use super::store::Store;
 use super::summary::{ReadSummary, RecordsDigest, TRAIN};
 
 /// An iterator over the documents of a split, as `documents_schema` batches of at most 1024 rows and about 1 MB (at

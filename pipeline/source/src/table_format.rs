@@ -8,10 +8,8 @@ use std::collections::BTreeMap;
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Schema, SchemaRef};
 use stillhouse_base::source_error::{RecordPosition, SourceError};
+use stillhouse_input_files::{InputFile, Store};
 use stillhouse_schemas::spec::{Input, OnError};
-
-use super::input_file::InputFile;
-use super::store::Store;
 
 /// Maximum rows of a batch of a table.
 pub const BATCH_ROWS: usize = 1024;

@@ -27,8 +27,8 @@ use self::folders::{Roots, resolve, stripped};
 use self::urls::{Prefix, is_url, same_endpoint};
 use crate::hub::HubRef;
 use crate::path_expansion::{PathExpander, local_path};
-use crate::source::literal_prefix;
 use crate::storage::{Location, StoreUrl, is_public};
+use stillhouse_input_files::literal_prefix;
 
 /// Wildcard that allows everything of a kind.
 const ANY: &str = "*";

@@ -34,8 +34,8 @@ use crate::job_diff::differences_of;
 use crate::output::{Found, Output, PlanRecord};
 use crate::run::locked_output::{LockedOutput, may_overwrite, remove_overwritten};
 use crate::run::splits::max_concurrent_splits;
-use crate::source::Store;
 use crate::{acceptance, finish};
+use stillhouse_input_files::Store;
 
 /// Options of a derivation.
 #[derive(Debug, Clone, Copy, Default)]

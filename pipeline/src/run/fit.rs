@@ -65,7 +65,7 @@ mod tests {
     use crate::access::Access;
     use crate::identity::PlannedFile;
     use crate::run::memory_budget::MemoryBudget;
-    use crate::source::FileState;
+    use stillhouse_base::file_state::FileState;
     use stillhouse_operators::registry::job_format;
 
     #[tokio::test]

@@ -26,8 +26,8 @@ use crate::engine::splits::{Corpus, SplitsExec};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::job::Prepared;
 use crate::output::Output;
-use crate::source::InputFile;
 use crate::{plan, source};
+use stillhouse_input_files::InputFile;
 
 /// Default number of concurrent splits per device.
 const SPLITS_PER_DEVICE: usize = 2;

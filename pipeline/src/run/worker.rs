@@ -457,7 +457,7 @@ async fn prepare_job(task: &TaskSpec, config: &WorkerConfig, observer: &Arc<dyn 
     Ok(Arc::new(prepared.await.map_err(PipelineError::worker_stopped(ErrorKind::Input))??))
 }
 
-type Planned = (Vec<SplitRecord>, Arc<Vec<crate::source::InputFile>>, BTreeMap<String, u64>);
+type Planned = (Vec<SplitRecord>, Arc<Vec<stillhouse_input_files::InputFile>>, BTreeMap<String, u64>);
 
 /// The splits as the run planned them, over the files as this process sees them.
 async fn load_plan(
@@ -497,7 +497,7 @@ async fn load_teacher(
     prepared: &Arc<Prepared>,
     task: &TaskSpec,
     splits: &[SplitRecord],
-    files: &Arc<Vec<crate::source::InputFile>>,
+    files: &Arc<Vec<stillhouse_input_files::InputFile>>,
     observer: &Arc<dyn Observer>,
 ) -> Result<LoadedTeachers> {
     if prepared.teacher.is_none() {

@@ -10,9 +10,10 @@ mod types;
 use arrow::array::RecordBatch;
 use serde_json::{Value, json};
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{self as input_files, InputFile};
 use stillhouse_schemas::spec::Input;
 use stillhouse_source as source;
-use stillhouse_source::{InputFile, QueryTable, plan_splits};
+use stillhouse_source::{QueryTable, plan_splits};
 
 use super::*;
 use bench::*;

@@ -11,9 +11,9 @@ use arrow::compute::{cast, filter};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
+use stillhouse_input_files::InputFile;
 use stillhouse_schemas::spec::Input;
 
-use crate::input_file::InputFile;
 use crate::table_format::{BadRecords, TakeRows, record_batch};
 
 pub(super) fn corrupt(file: &InputFile) -> impl Fn(ArrowError) -> SourceError + '_ {

@@ -25,15 +25,12 @@ mod nul;
 mod tests;
 
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{Cursor, FileEndings, InputFile, Store, compression};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Compression, Input, InputFormat};
 
-use super::compression::compression;
-use super::decode::Cursor;
-use super::input_file::InputFile;
 use super::records::{Records, Rows};
 use super::segment::{self, RowGroup, Segment};
-use super::store::Store;
 use super::table_format::TableFormat;
 #[cfg(test)]
 pub(crate) use jsonl::fast_parser as fast_json_parser;
@@ -45,18 +42,30 @@ pub(crate) fn for_input(input: &Input) -> Format {
 
 /// Returns the format of a file by its ending, among the formats whose files can be tables.
 pub fn format_of_file_name(name: &str) -> Option<InputFormat> {
-    let name = name.to_ascii_lowercase();
     let has_ending = |format: &InputFormat| match for_name(*format) {
-        Format::Bytes(format) => format.endings().iter().any(|ending| without_compression(&name).ends_with(ending)),
-        Format::Rows(format) => format.endings().iter().any(|ending| name.ends_with(ending)),
+        Format::Bytes(format) => bytes_endings(format).match_name(name),
+        Format::Rows(format) => rows_endings(format).match_name(name),
         Format::Numbers => false,
     };
     InputFormat::tables().find(has_ending)
 }
 
-/// Returns a name without its compression ending.
-pub(crate) fn without_compression(name: &str) -> &str {
-    [".gz", ".gzip", ".zst", ".zstd"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name)
+/// Returns the endings of the files that a folder of the input stands for.
+pub fn file_endings(input: &Input) -> FileEndings {
+    match for_input(input) {
+        Format::Bytes(format) => bytes_endings(format),
+        Format::Rows(format) => rows_endings(format),
+        Format::Numbers => numbers::endings(input),
+    }
+}
+
+/// The whole file of a format of bytes may be compressed.
+fn bytes_endings(format: &dyn BytesFormat) -> FileEndings {
+    FileEndings { endings: format.endings(), may_be_compressed: true }
+}
+
+fn rows_endings(format: &dyn RowsFormat) -> FileEndings {
+    FileEndings { endings: format.endings(), may_be_compressed: false }
 }
 
 fn for_name(format: InputFormat) -> Format {
@@ -179,24 +188,6 @@ pub(crate) trait RowsFormat: Sync {
 }
 
 impl Format {
-    /// As [`BytesFormat::endings`]; empty if the job must name every file.
-    pub fn endings(self, input: &Input) -> &'static [&'static str] {
-        match self {
-            Self::Bytes(format) => format.endings(),
-            Self::Rows(format) => format.endings(),
-            Self::Numbers => numbers::endings(input),
-        }
-    }
-
-    /// Whether a folder also finds files with a compression ending behind that of the format, such as `.jsonl.gz`.
-    pub fn is_compressible(self, input: &Input) -> bool {
-        match self {
-            Self::Bytes(_) => true,
-            Self::Rows(_) => false,
-            Self::Numbers => numbers::is_compressible(input),
-        }
-    }
-
     /// Whether name and size of the file determine its cuts, so that planning does not open it.
     pub fn is_cut_by_listing(self, file: &InputFile, input: &Input) -> bool {
         match self {
@@ -343,13 +334,11 @@ fn scan_segments(
     if count > 0 {
         cut(start, end, line, count);
     }
-    if let Some(checkpoints) = store.checkpoints(file) {
-        // readers also examine the byte before the start
-        let starts = segments.iter().filter_map(|segment| match segment.range {
-            Range::Bytes { start, .. } => Some(start.saturating_sub(1)),
-            Range::Rows { .. } => None,
-        });
-        checkpoints.keep_before(file, starts);
-    }
+    // readers also examine the byte before the start
+    let starts = segments.iter().filter_map(|segment| match segment.range {
+        Range::Bytes { start, .. } => Some(start.saturating_sub(1)),
+        Range::Rows { .. } => None,
+    });
+    store.keep_checkpoints_before(file, starts);
     Ok(segments)
 }

@@ -2,14 +2,13 @@
 //! like others.
 
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{InputFile, Store};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::Input;
 
 use super::{FileColumn, RowsFormat};
-use crate::input_file::InputFile;
 use crate::records::{Cell, Rows};
 use crate::segment::{RowGroup, Segment};
-use crate::store::Store;
 
 /// `input.format: none`.
 pub(super) struct NoFiles;

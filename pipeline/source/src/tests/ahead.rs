@@ -19,7 +19,7 @@ use object_store::{
 };
 
 use super::*;
-use crate::store::ObjectReader;
+use stillhouse_input_files::ObjectReader;
 
 const KB: u64 = 1 << 10;
 
@@ -117,8 +117,7 @@ impl Bucket {
         let gate = Arc::new(gate);
         let store = with_corpora(runtime.handle(), gate.clone());
         let input = input(json!({"paths": ["s3://corpora/a.jsonl"]}));
-        let names = PathExpander::from_environment();
-        let files = list_files(&store, Path::new("/"), &input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap();
+        let files = list(&store, Path::new("/"), &input).unwrap();
         gate.asked.lock().unwrap().clear();
         Self { gate, store, input, files, content, runtime }
     }

@@ -1,7 +1,9 @@
-//! A folder of input files that tests list, plan and read. Shared with the tests of `stillhouse-query`; the parent module
-//! imports the crate as `source`.
+//! Lists, plans and reads a folder of input files. Shared with the tests of `stillhouse-query`; the parent module imports
+//! the crates as `source` and `input_files`.
 
-use std::io::Write;
+#[path = "../../../input_files/src/tests/folder.rs"]
+mod folder;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,21 +11,18 @@ use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::UInt64Type;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
-use serde_json::{Value, json};
 use stillhouse_base::path_expansion::PathExpander;
 use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_schemas::spec::Input;
 
-use super::source::{InputFile, Listing, ReadSummary, SplitReader, Store, list_files, plan_splits};
+use stillhouse_input_files::{InputFile, InputPaths, ListError, Listing, Store, list_files};
 
-/// A folder of input files and a store that reads it.
-pub(crate) struct Bench {
-    pub dir: tempfile::TempDir,
-    pub store: Store,
-    pub _runtime: tokio::runtime::Runtime,
-}
+pub(crate) use folder::{Bench, gzip, input, zstandard};
+
+use super::input_files;
+use super::source::{ReadSummary, SplitReader, file_endings, plan_splits};
 
 /// Documents with their ids, and the summary over all splits.
 #[derive(Debug, PartialEq)]
@@ -34,50 +33,20 @@ pub(crate) struct Got {
     pub longest_piece: usize,
 }
 
-pub(crate) fn input(fields: Value) -> Input {
-    let mut all = json!({"format": "jsonl", "paths": ["*"], "piece_kilobytes": 4});
-    all.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    serde_json::from_value(all).unwrap()
-}
-
-pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    out.write_all(bytes).unwrap();
-    out.finish().unwrap()
-}
-
-pub(crate) fn zstandard(bytes: &[u8]) -> Vec<u8> {
-    zstd::encode_all(bytes, 1).unwrap()
+/// Lists the files of an input; relative paths start at `base_dir`.
+pub(crate) fn list(store: &Store, base_dir: &Path, input: &Input) -> Result<Vec<InputFile>, ListError> {
+    let names = PathExpander::from_environment();
+    let paths = InputPaths { input, field: "input", base_dir, names: &names, endings: file_endings(input) };
+    list_files(store, paths, &|_| Ok(()), &mut |_| {})
 }
 
 impl Bench {
-    pub fn new() -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let store = Store::local(runtime.handle().clone());
-        Self { dir: tempfile::tempdir().unwrap(), store, _runtime: runtime }
-    }
-
-    pub fn with(files: &[(&str, &[u8])]) -> Self {
-        let bench = Self::new();
-        for (name, bytes) in files {
-            bench.put(name, bytes);
-        }
-        bench
-    }
-
-    pub fn put(&self, name: &str, bytes: &[u8]) {
-        let path = self.dir.path().join(name);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, bytes).unwrap();
-    }
-
-    pub fn path(&self) -> &Path {
-        self.dir.path()
+    pub fn try_files(&self, input: &Input) -> Result<Vec<InputFile>, ListError> {
+        list(&self.store, self.path(), input)
     }
 
     pub fn files(&self, input: &Input) -> Vec<InputFile> {
-        let names = PathExpander::from_environment();
-        list_files(&self.store, self.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap()
+        self.try_files(input).unwrap()
     }
 
     pub fn plan(&self, input: &Input, target: u64) -> Result<Vec<SplitRecord>, SourceError> {

@@ -176,10 +176,7 @@ fn an_object_that_changes_while_it_is_read_is_reported_by_name() {
     put("one");
     let store = with_corpora(runtime.handle(), memory.clone());
     let input = input(json!({"paths": ["s3://corpora/*.jsonl"]}));
-    let files = {
-        let names = PathExpander::from_environment();
-        list_files(&store, std::path::Path::new("/"), &input, "input", &names, &|_| Ok(()), &mut |_| {}).unwrap()
-    };
+    let files = { list(&store, std::path::Path::new("/"), &input).unwrap() };
     let splits = plan_splits(&store, &files, &input, u64::MAX, 0, &|_| {}).unwrap().splits;
     let mut batches = 0;
     let error = read_split(&store, &files, &splits[0], &input, &mut |_| {

@@ -1,13 +1,12 @@
 //! Class folders: a tree with ambiguous class numbers is refused, with the file or folder that makes it ambiguous.
 
 use serde_json::{Value, json};
-use stillhouse_base::path_expansion::PathExpander;
 use stillhouse_schemas::spec::Input;
 
-use super::super::list::ListError;
 use super::super::*;
 use super::Bench;
 use super::numbers::{image, images};
+use stillhouse_input_files::ListError;
 
 fn of(paths: Value) -> Input {
     images(json!({}), json!({"paths": paths}))
@@ -15,8 +14,7 @@ fn of(paths: Value) -> Input {
 
 /// Returns the classes of a tree, or why it is refused.
 fn classes(bench: &Bench, input: &Input) -> Result<Vec<String>, String> {
-    let names = PathExpander::from_environment();
-    match list_files(&bench.store, bench.path(), input, "input", &names, &|_| Ok(()), &mut |_| {}) {
+    match bench.try_files(input) {
         Ok(files) => Ok(with_class_names(input, &files).into_owned().images.unwrap().classes),
         Err(ListError::Problems(problems)) => {
             Err(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))

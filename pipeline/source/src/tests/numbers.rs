@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use arrow::array::AsArray;
 use arrow::datatypes::{Int32Type, UInt32Type, UInt64Type};
 use serde_json::{Value, json};
+use stillhouse_base::source_error::SourceError;
 use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_schemas::spec::Input;
 

@@ -4,8 +4,7 @@ use super::*;
 
 fn refused(bench: &Bench, fields: Value) -> String {
     let input = input(fields);
-    let names = PathExpander::from_environment();
-    let listed = list_files(&bench.store, bench.path(), &input, "input", &names, &|_| Ok(()), &mut |_| {});
+    let listed = bench.try_files(&input);
     match listed {
         Err(ListError::Problems(problems)) => problems.iter().map(ToString::to_string).collect(),
         Err(ListError::Store(e)) => panic!("{e}"),

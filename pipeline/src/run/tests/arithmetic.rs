@@ -11,8 +11,8 @@ use stillhouse_teacher::Precision;
 
 use super::*;
 use crate::events::{Event, Observer};
-use crate::source::InputFile;
 use crate::teacher::DecidedArithmetic;
+use stillhouse_input_files::InputFile;
 
 #[derive(Default)]
 struct Told(Mutex<String>);

@@ -23,14 +23,15 @@ use arrow::ipc::reader::FileDecoder;
 use arrow::ipc::{Block, MessageHeader, MetadataVersion, root_as_footer, root_as_message};
 
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{
+    FIRST_CHUNK_BYTES, InputFile, RangeCache, Store,
+    sniff::{self, FileType},
+};
 use stillhouse_schemas::spec::Input;
 
 use super::{FileColumn, RowsFormat};
-use crate::input_file::InputFile;
 use crate::records::{Cell, Rows};
 use crate::segment::RowGroup;
-use crate::sniff::{self, FileType};
-use crate::store::{FIRST_CHUNK_BYTES, RangeCache, Store};
 use crate::table_format::TableFormat;
 
 const MAGIC: &[u8] = b"ARROW1";

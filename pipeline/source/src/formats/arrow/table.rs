@@ -2,12 +2,11 @@
 
 use arrow::datatypes::Schema;
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{InputFile, Store};
 use stillhouse_schemas::spec::Input;
 
 use super::super::columnar::{self, Columns, named_columns};
 use super::{read_columns, schema};
-use crate::input_file::InputFile;
-use crate::store::Store;
 use crate::table_format::{BATCH_ROWS, BadRecords, FileColumns, TableFormat, TakeRows};
 
 /// Arrow files as a table.

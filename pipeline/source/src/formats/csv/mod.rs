@@ -9,15 +9,13 @@ use std::io;
 
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 use stillhouse_base::source_error::{SourceError, reason};
+use stillhouse_input_files::{Cursor, InputFile, Store};
 use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::spec::Input;
 
 use super::{BytesFormat, Cut, FileColumn};
-use crate::decode::Cursor;
-use crate::input_file::InputFile;
 use crate::records::{BadRecord, ReadError, RecordStart, Records, push};
 use crate::spool::Spool;
-use crate::store::Store;
 use crate::table_format::TableFormat;
 
 const OUTPUT_BYTES: usize = 64 << 10;

@@ -14,12 +14,11 @@ use arrow::array::{
 use arrow::compute::kernels::cast_utils::Parser;
 use arrow::datatypes::{DataType, Date32Type, Field, Schema, TimestampMicrosecondType};
 use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
+use stillhouse_input_files::{InputFile, Store};
 use stillhouse_schemas::spec::Input;
 
 use super::CsvRows;
 use crate::column_types::{self as types, MAX_EXACT_FLOAT, TIME, WIDE_DIGITS, WIDE_INTEGER};
-use crate::input_file::InputFile;
-use crate::store::Store;
 use crate::table_format::{
     BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows,
     record_batch,

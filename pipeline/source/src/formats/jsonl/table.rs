@@ -14,13 +14,11 @@ use arrow::buffer::{NullBuffer, OffsetBuffer};
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use serde_json::{Map, Value};
 use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
+use stillhouse_input_files::{Cursor, InputFile, Store};
 use stillhouse_schemas::spec::Input;
 
 use super::super::csv::table as csv;
 use crate::column_types::{self as types, MAX_EXACT_FLOAT, NumberRange, WIDE_INTEGER};
-use crate::decode::Cursor;
-use crate::input_file::InputFile;
-use crate::store::Store;
 use crate::table_format::{
     BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, SAMPLE_RECORDS, TableFormat, TakeRows,
     record_batch,

@@ -8,13 +8,10 @@
 //! Labels are in a separate file, found by its name among the files of the job.
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
+use stillhouse_input_files::{Cursor, InputFile, Store, compression};
 use stillhouse_schemas::spec::{Codes, Compression, ImageLabels, Images, Input};
 
 use super::{Content, FindFile, RawRecord, RawRecords, label};
-use crate::compression::compression;
-use crate::decode::Cursor;
-use crate::input_file::InputFile;
-use crate::store::Store;
 
 /// Maximum bytes read to parse a header.
 const MAX_HEADER_BYTES: u64 = 1 << 16;

@@ -9,15 +9,12 @@
 //! The 3,072 bytes are three planes of 32×32: red, green, blue. Our rows have the channel last.
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
+use stillhouse_input_files::{Cursor, InputFile, Store, compression};
 use stillhouse_operators::images::Image;
 use stillhouse_schemas::spec::{Compression, Input};
 
 use super::pickle::{self, CifarBatch};
 use super::{Content, RawRecord, RawRecords, bad_record, label, reason};
-use crate::compression::compression;
-use crate::decode::Cursor;
-use crate::input_file::InputFile;
-use crate::store::Store;
 
 const SIDE: usize = 32;
 const PLANE: usize = SIDE * SIDE;

@@ -1,13 +1,11 @@
 //! Images in one PNG or JPEG file each.
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
+use stillhouse_input_files::{InputFile, Store, class_name};
 use stillhouse_operators::images::{BadImage, reason as image};
 use stillhouse_schemas::spec::{ImageLabels, Images};
 
 use super::{Content, RawRecord, RawRecords, bad_record, class_label};
-use crate::class_folders::class_name;
-use crate::input_file::InputFile;
-use crate::store::Store;
 
 /// Returns the maximum stored bytes of an image of `max_pixels`: no sensible PNG or JPEG has more than four per pixel,
 /// plus headers.

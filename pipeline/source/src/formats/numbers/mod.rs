@@ -37,15 +37,13 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
+use stillhouse_input_files::{FileEndings, InputFile, Store, class_name, defines_classes};
 use stillhouse_operators::images::{BadImage, Image, decode_pixels, to_row_pixels};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Codes, ImageLabels, Images, Input, InputFormat, Layout};
 
 pub(crate) use self::read::{NumbersReader, read_keys, skip_reason};
-use crate::class_folders;
-use crate::input_file::InputFile;
 use crate::segment::Segment;
-use crate::store::Store;
 
 /// Reasons why a record is bad, in addition to those of its image. The strings are in manifests, so they must not
 /// change.
@@ -173,22 +171,18 @@ fn kind<'a>(file: &InputFile, input: &'a Input) -> Result<Kind<'a>, SourceError>
     })
 }
 
-/// Returns the endings of the files that a folder stands for; empty if the job must name every file.
-pub(super) fn endings(input: &Input) -> &'static [&'static str] {
+/// Returns the endings of the files that a folder stands for; none if the job must name every file.
+pub(super) fn endings(input: &Input) -> FileEndings {
+    let plain = |endings| FileEndings { endings, may_be_compressed: false };
     if input.format() == InputFormat::Codes {
-        return &[".npy", ".parquet", ".pq"];
+        return plain(&[".npy", ".parquet", ".pq"]);
     }
     match input.images.as_ref().map(|images| images.layout) {
-        Some(Layout::Files) => &[".png", ".jpg", ".jpeg"],
-        Some(Layout::Tar) => &[".tar", ".tgz"],
+        Some(Layout::Files) => plain(&[".png", ".jpg", ".jpeg"]),
+        Some(Layout::Tar) => FileEndings { endings: &[".tar", ".tgz"], may_be_compressed: true },
         // the folders of the other layouts also hold the test set
-        _ => &[],
+        _ => plain(&[]),
     }
-}
-
-/// Whether files of this layout may have a compression ending.
-pub(super) fn is_compressible(input: &Input) -> bool {
-    input.images.as_ref().is_some_and(|images| images.layout == Layout::Tar)
 }
 
 /// Returns the count of numbers in a row, which is the weight of a record.
@@ -274,12 +268,12 @@ fn check_length(numbers: Vec<u32>, length: u64) -> Result<Vec<u32>, BadImage> {
 /// Returns the input with the names of all classes in order. If the job takes the classes from the folders of images,
 /// they are these folders' names.
 pub fn with_class_names<'a>(input: &'a Input, files: &[InputFile]) -> Cow<'a, Input> {
-    if !class_folders::defines_classes(input) {
+    if !defines_classes(input) {
         return Cow::Borrowed(input);
     }
     let mut named = input.clone();
     if let Some(images) = &mut named.images {
-        let names: BTreeSet<&str> = files.iter().map(|file| class_folders::class_name(&file.location)).collect();
+        let names: BTreeSet<&str> = files.iter().map(|file| class_name(&file.location)).collect();
         images.classes = names.into_iter().map(str::to_owned).collect();
     }
     Cow::Owned(named)

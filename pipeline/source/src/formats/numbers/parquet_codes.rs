@@ -10,12 +10,11 @@ use arrow::datatypes::{DataType, Int64Type};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 use stillhouse_base::source_error::{RecordPosition, SourceError};
+use stillhouse_input_files::{InputFile, RangeCache, Store};
 use stillhouse_operators::images::BadImage;
 use stillhouse_schemas::spec::Codes;
 
 use super::{Content, RawRecord, RawRecords, bad_record, label, reason};
-use crate::input_file::InputFile;
-use crate::store::{RangeCache, Store};
 
 const BATCH: usize = 256;
 

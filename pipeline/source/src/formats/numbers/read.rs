@@ -6,15 +6,14 @@ use std::sync::Arc;
 use arrow::array::{Int32Builder, ListBuilder, RecordBatch, UInt32Builder, UInt64Builder};
 use arrow::datatypes::{DataType, Field};
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{InputFile, Store};
 use stillhouse_operators::grid::numbers_schema;
 use stillhouse_operators::images::BadImage;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::{Input, OnError};
 
 use super::{FindFile, RawRecords, holds_labels, open, whole_range};
-use crate::input_file::InputFile;
 use crate::spool::DocumentKey;
-use crate::store::Store;
 use crate::summary::{ReadSummary, RecordsDigest};
 
 const ROWS: usize = 1024;

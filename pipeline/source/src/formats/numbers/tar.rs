@@ -13,17 +13,14 @@
 use std::io;
 
 use stillhouse_base::source_error::{RecordPosition, SourceError};
+use stillhouse_input_files::{Cursor, FIRST_CHUNK_BYTES, InputFile, Store, compression};
 use stillhouse_operators::images::{BadImage, reason as image};
 use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Compression, ImageLabels, Images, Input};
 
 use super::files::max_stored_bytes;
 use super::{Content, RawRecord, RawRecords, bad_record, class_label, label, length, reason};
-use crate::compression::compression;
-use crate::decode::Cursor;
-use crate::input_file::InputFile;
 use crate::segment::Segment;
-use crate::store::{FIRST_CHUNK_BYTES, Store};
 
 const BLOCK: u64 = 512;
 /// Maximum bytes of a long name, of a pax header, of a label.
@@ -455,13 +452,11 @@ pub(super) fn segments(
         cut(start, end, count);
     }
     check_end(&mut records.members)?;
-    if let Some(checkpoints) = store.checkpoints(file) {
-        let starts = segments.iter().filter_map(|segment| match segment.range {
-            Range::Bytes { start, .. } => Some(start),
-            Range::Rows { .. } => None,
-        });
-        checkpoints.keep_before(file, starts);
-    }
+    let starts = segments.iter().filter_map(|segment| match segment.range {
+        Range::Bytes { start, .. } => Some(start),
+        Range::Rows { .. } => None,
+    });
+    store.keep_checkpoints_before(file, starts);
     Ok(segments)
 }
 

@@ -15,14 +15,15 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::ColumnDescriptor;
 
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{
+    InputFile, RangeCache, Store,
+    sniff::{self, FileType},
+};
 use stillhouse_schemas::spec::Input;
 
 use super::{FileColumn, RowsFormat};
-use crate::input_file::InputFile;
 use crate::records::{Cell, Rows};
 use crate::segment::RowGroup;
-use crate::sniff::{self, FileType};
-use crate::store::{RangeCache, Store};
 use crate::table_format::TableFormat;
 
 const BATCH_BYTES: u64 = 1 << 20;

@@ -13,12 +13,11 @@ use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::reader::FileReader;
 use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{InputFile, RangeCache, Store};
 use stillhouse_schemas::spec::Input;
 
 use super::super::columnar::{self, Columns, corrupt, named_columns};
 use super::{fault, open};
-use crate::input_file::InputFile;
-use crate::store::{RangeCache, Store};
 use crate::table_format::{BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, TableFormat, TakeRows};
 
 /// Parquet files as a table.

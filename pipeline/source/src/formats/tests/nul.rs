@@ -3,14 +3,12 @@
 use std::io;
 
 use stillhouse_base::source_error::{SourceError, reason};
+use stillhouse_input_files::{Cursor, InputFile, Store};
 use stillhouse_schemas::spec::Input;
 
 use super::{BytesFormat, Cut};
-use crate::decode::Cursor;
-use crate::input_file::InputFile;
 use crate::records::{BadRecord, ReadError, RecordStart, Records, push};
 use crate::spool::Spool;
-use crate::store::Store;
 
 /// `input.format: nul`.
 pub(super) struct Nul;

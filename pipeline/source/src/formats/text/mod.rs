@@ -9,14 +9,12 @@ mod table;
 use std::io;
 
 use stillhouse_base::source_error::{SourceError, reason};
+use stillhouse_input_files::{Cursor, InputFile, Store};
 use stillhouse_schemas::spec::{Input, TextDocument};
 
 use super::{BytesFormat, Cut};
-use crate::decode::Cursor;
-use crate::input_file::InputFile;
 use crate::records::{BadRecord, ReadError, RecordStart, Records, push};
 use crate::spool::Spool;
-use crate::store::Store;
 use crate::table_format::TableFormat;
 
 const MAX_INDENT_BYTES: usize = 1 << 20;

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, LargeStringBuilder};
 use arrow::datatypes::{DataType, Field, Schema};
 use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
+use stillhouse_input_files::{InputFile, Store};
 use stillhouse_schemas::spec::Input;
 
 use super::{BytesFormat, Text};
-use crate::input_file::InputFile;
 use crate::records::ReadError;
 use crate::spool::Spool;
-use crate::store::Store;
 use crate::table_format::{
     BATCH_BYTES, BATCH_ROWS, BadRecords, FileColumns, MAX_RECORD_BYTES, TableFormat, TakeRows, record_batch,
 };

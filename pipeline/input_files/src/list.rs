@@ -23,13 +23,13 @@ use stillhouse_schemas::spec::Input;
 use stillhouse_schemas::storage::split_url;
 
 use super::class_folders::{self, EmptyFolder};
+use super::endings::FileEndings;
 use super::folder::{self, FolderEntry};
-use super::formats;
 use super::input_file::{AccessCheck, BeforeItem, InputFile};
 use super::parallel::{available_threads, map_in_order};
 use super::store::Store;
 
-pub(super) const MATCH_OPTIONS: MatchOptions =
+pub(crate) const MATCH_OPTIONS: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
 
 /// Maximum number of path problems listed one by one. Nobody fixes more at once, and the service reports at most 100
@@ -57,35 +57,48 @@ impl From<String> for ListingError {
     }
 }
 
-/// Finds the files of the job; relative paths start at `base_dir`. The buckets of URLs must be open in `store`. If
-/// `check_access` refuses a file, the path that found it becomes a problem in `field` of the job file. Calls
-/// `before_item` before it examines each path.
+/// The paths of an input, and what their expansion needs.
+#[derive(Clone, Copy)]
+pub struct InputPaths<'a> {
+    /// The input; its `paths` are expanded.
+    pub input: &'a Input,
+    /// Field of the job file that holds the input, for messages.
+    pub field: &'a str,
+    /// Folder from which relative paths start.
+    pub base_dir: &'a std::path::Path,
+    /// Expands variables and braces of the paths.
+    pub names: &'a PathExpander,
+    /// Endings of the files that a folder stands for.
+    pub endings: FileEndings,
+}
+
+/// Finds the files of an input. The buckets of URLs must be open in `store`. If `check_access` refuses a file, the path
+/// that found it becomes a problem in the input's field of the job file. Calls `before_item` before it examines each
+/// path.
 ///
 /// # Errors
 /// One problem for each path that finds nothing, cannot be listed, is not a pattern, or finds something that is not a
 /// file or not admitted (above 90 problems, the last one counts the rest); or the error of a store.
 pub fn list_files(
     store: &Store,
-    base_dir: &std::path::Path,
-    input: &Input,
-    field: &str,
-    names: &PathExpander,
+    paths: InputPaths<'_>,
     check_access: AccessCheck<'_>,
     before_item: BeforeItem<'_>,
 ) -> Result<Vec<InputFile>, ListError> {
+    let InputPaths { input, field, .. } = paths;
     let (mut files, mut empty_folders) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
     // a single path finds each file once, unless it has braces or `**`
     let may_repeat = !matches!(input.paths.as_slice(), [path] if !path.contains('{') && !path.contains("**"));
     let mut problems = Vec::new();
     let mut more_problems = 0;
-    let look = |given: &String| list_path(store, base_dir, given, input, names, check_access);
+    let look = |given: &String| list_path(store, paths, given, check_access);
     let refused = |found: &Result<ListedFiles, ListingError>| matches!(found, Err(ListingError::Store(_)));
     let in_stores = input.paths.iter().any(|path| split_url(path).is_some());
     let threads = if in_stores { MAX_REQUESTS } else { available_threads() };
-    for (block, paths) in input.paths.chunks(PATHS_PER_BLOCK).enumerate() {
+    for (block, written) in input.paths.chunks(PATHS_PER_BLOCK).enumerate() {
         for (i, (given, found)) in
-            (block * PATHS_PER_BLOCK..).zip(paths.iter().zip(map_in_order(paths, threads, &look, &refused)))
+            (block * PATHS_PER_BLOCK..).zip(written.iter().zip(map_in_order(written, threads, &look, &refused)))
         {
             before_item(i);
             match found {
@@ -146,15 +159,13 @@ fn to_input_file(store: &Store, path: String, meta: ObjectMeta) -> InputFile {
 /// Returns the files of one path of the job. Each of the paths that it stands for must find some.
 fn list_path(
     store: &Store,
-    base_dir: &std::path::Path,
+    paths: InputPaths<'_>,
     given: &str,
-    input: &Input,
-    names: &PathExpander,
     check_access: AccessCheck<'_>,
 ) -> Result<ListedFiles, ListingError> {
     let mut listed = ListedFiles::default();
-    for named in names.expand_all(given)? {
-        let found = expand(store, base_dir, &named.expanded, input, check_access).and_then(|(found, root)| {
+    for named in paths.names.expand_all(given)? {
+        let found = expand(store, paths, &named.expanded, check_access).and_then(|(found, root)| {
             // first, so that no message mentions a file that is not admitted
             found
                 .files
@@ -164,7 +175,7 @@ fn list_path(
                 check_file_access(store, &shown, &location, check_access)?;
                 return Err(format!("{shown:?} {NOT_A_FILE}").into());
             }
-            let empty = class_folders::check_path(&found.files, found.empty, &root, input)?;
+            let empty = class_folders::check_path(&found.files, found.empty, &root, paths.input)?;
             Ok(ListedFiles { files: found.files, empty })
         });
         let found = found.map_err(|trouble| match trouble {
@@ -248,7 +259,7 @@ pub fn literal_prefix(given: &str) -> String {
 }
 
 /// A path or URL of the job, with the position of its first glob.
-pub(super) struct JobPath<'a> {
+pub(crate) struct JobPath<'a> {
     /// The path as in the job, without `file://`.
     plain: Cow<'a, str>,
     pub components: Vec<Cow<'a, str>>,
@@ -281,11 +292,11 @@ impl<'a> JobPath<'a> {
 
 fn expand(
     store: &Store,
-    base_dir: &std::path::Path,
+    paths: InputPaths<'_>,
     given: &str,
-    input: &Input,
     check_access: AccessCheck<'_>,
 ) -> Result<(Expansion, Path), ListingError> {
+    let InputPaths { base_dir, endings, .. } = paths;
     let JobPath { plain, components, literal, location } = JobPath::parse(base_dir, given)?;
     let mut found = Expansion { files: Vec::new(), empty: Vec::new(), special: None };
     if literal == components.len() {
@@ -296,14 +307,12 @@ fn expand(
             return Ok((found, location));
         }
         let name = plain.trim_end_matches('/');
-        expand_folder(store, name, &location, input, check_access, &mut found)?;
+        expand_folder(store, name, &location, endings, check_access, &mut found)?;
         if found.files.is_empty() && found.special.is_none() {
             let is_folder = matches!(store.location_of(&location), Some(Location::Disk(path)) if path.is_dir());
             let message = match !is_folder && list_entries(store, &location, "", &|_| true, &|_| Ok(()))?.is_empty() {
                 true => format!("no such file or folder (looked for {})", store.display_name(&location).0),
-                false => {
-                    format!("the folder has no files with an ending of the format; valid: {}", endings(input))
-                }
+                false => format!("the folder has no files with an ending of the format; valid: {endings}"),
             };
             return Err(message.into());
         }
@@ -451,7 +460,7 @@ fn expand_folder(
     store: &Store,
     display: &str,
     location: &Path,
-    input: &Input,
+    endings: FileEndings,
     check_access: AccessCheck<'_>,
     found: &mut Expansion,
 ) -> Result<(), ListingError> {
@@ -460,39 +469,23 @@ fn expand_folder(
     {
         let path = format!("{display}/{name}");
         match entry {
-            FolderEntry::Unreadable { message, folder } if folder || has_ending(&name, input) => {
+            FolderEntry::Unreadable { message, folder } if folder || endings.match_name(&name) => {
                 return Err(message.into());
             }
             FolderEntry::Folder(location) => {
                 let before = found.files.len();
                 check_folder_access(store, &path, &location, check_access)?;
-                expand_folder(store, &path, &location, input, check_access, found)?;
+                expand_folder(store, &path, &location, endings, check_access, found)?;
                 if found.files.len() == before {
                     found.empty.push(EmptyFolder { shown: path, location });
                 }
             }
-            FolderEntry::File(meta) if has_ending(&name, input) => found.files.push(to_input_file(store, path, meta)),
-            FolderEntry::Special(location) if has_ending(&name, input) => {
+            FolderEntry::File(meta) if endings.match_name(&name) => found.files.push(to_input_file(store, path, meta)),
+            FolderEntry::Special(location) if endings.match_name(&name) => {
                 found.special.get_or_insert((path, location));
             }
             FolderEntry::File(..) | FolderEntry::Special(_) | FolderEntry::Unreadable { .. } => {}
         }
     }
     Ok(())
-}
-
-pub(super) fn has_ending(name: &str, input: &Input) -> bool {
-    let (name, format) = (name.to_ascii_lowercase(), formats::for_input(input));
-    let bare = if format.is_compressible(input) { formats::without_compression(&name) } else { &name };
-    format.endings(input).iter().any(|e| bare.ends_with(e))
-}
-
-fn endings(input: &Input) -> String {
-    let format = formats::for_input(input);
-    let known = format.endings(input);
-    if known.is_empty() {
-        return "the files themselves, as this layout has files without one".into();
-    }
-    let more = if format.is_compressible(input) { ", each also with .gz or .zst" } else { "" };
-    known.join(", ") + more
 }

@@ -37,7 +37,7 @@ const MAX_BYTES: usize = 64 << 20;
 
 /// A position where decompression can begin.
 #[derive(Debug)]
-pub(super) struct Checkpoint {
+pub(crate) struct Checkpoint {
     /// Decompressed bytes before it.
     pub decompressed: u64,
     /// Stored bytes before it.
@@ -48,7 +48,7 @@ pub(super) struct Checkpoint {
 
 /// The state needed to begin inside a gzip member.
 #[derive(Debug)]
-pub(super) struct MemberState {
+pub(crate) struct MemberState {
     /// CRC-32 of the member's bytes so far.
     pub crc: u32,
     /// Number of the member's bytes so far, modulo 2^32.
@@ -58,7 +58,7 @@ pub(super) struct MemberState {
 
 /// The state of a member's deflate stream.
 #[derive(Debug)]
-pub(super) enum DeflateState {
+pub(crate) enum DeflateState {
     /// Between two blocks.
     BetweenBlocks {
         /// The last stored byte before the position.
@@ -85,7 +85,7 @@ impl Checkpoint {
 
 /// Where the next checkpoint is wanted.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct NextCheckpoint {
+pub(crate) struct NextCheckpoint {
     /// The first decompressed offset at which it may be.
     pub from: u64,
     /// The offset from which a checkpoint inside a block, which costs more memory, is accepted.
@@ -94,7 +94,7 @@ pub(super) struct NextCheckpoint {
 
 /// The checkpoints of all files of a store.
 #[derive(Debug)]
-pub(super) struct Checkpoints {
+pub(crate) struct Checkpoints {
     table: Mutex<CheckpointTable>,
     max_bytes: usize,
     /// Bytes decompressed so far.
@@ -181,8 +181,7 @@ impl Checkpoints {
         while table.bytes > self.max_bytes && table.double_interval() {}
     }
 
-    /// Keeps only the last checkpoint before each of these offsets, which are in order. The file was decompressed to
-    /// its end.
+    /// See [`Store::keep_checkpoints_before`](crate::Store::keep_checkpoints_before).
     pub fn keep_before(&self, file: &InputFile, starts: impl Iterator<Item = u64>) {
         let mut table = self.lock();
         // a file without an entry is too short to have checkpoints

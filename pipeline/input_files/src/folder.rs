@@ -18,7 +18,7 @@ use stillhouse_base::storage::Location;
 use super::input_file::AccessCheck;
 
 /// An entry of a folder.
-pub(super) enum FolderEntry {
+pub(crate) enum FolderEntry {
     Folder(Path),
     File(ObjectMeta),
     /// A pipe, a device or a socket.
@@ -32,7 +32,7 @@ pub(super) enum FolderEntry {
 
 /// Returns the file at a path with the metadata that `object_store` would report. `None` if nothing exists there, or a
 /// folder.
-pub(super) fn file(path: &DiskPath, location: &Path) -> Result<Option<FolderEntry>, String> {
+pub(crate) fn file(path: &DiskPath, location: &Path) -> Result<Option<FolderEntry>, String> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(None),
         Ok(found) if has_hidden_bytes(&found, path) => Err(HIDDEN_BYTES.into()),
@@ -60,7 +60,7 @@ fn from_metadata(found: &Metadata, location: Path) -> FolderEntry {
 }
 
 /// Builds the same metadata as `object_store`, which would have to open the file for it.
-pub(super) fn object_meta(found: &Metadata, location: Path) -> ObjectMeta {
+pub(crate) fn object_meta(found: &Metadata, location: Path) -> ObjectMeta {
     let modified = found.modified().unwrap_or(UNIX_EPOCH);
     let micros = modified.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
     let (inode, size) = (found.ino(), found.len());
@@ -69,7 +69,7 @@ pub(super) fn object_meta(found: &Metadata, location: Path) -> ObjectMeta {
 }
 
 /// Returns the wanted entries of a folder, sorted by name. A folder that does not exist is empty, as in a store.
-pub(super) fn list_entries(
+pub(crate) fn list_entries(
     folder: &DiskPath,
     location: &Path,
     display: &str,

@@ -30,7 +30,7 @@ const COMMENT: u8 = 16;
 const RESERVED: u8 = 0xe0;
 
 /// A reader of the decompressed bytes of a file.
-pub(super) struct Decompressor {
+pub(crate) struct Decompressor {
     raw: ObjectReader,
     codec: Codec,
     buffer: Vec<u8>,

@@ -5,7 +5,7 @@ use stillhouse_schemas::spec::{Compression, Input};
 use super::input_file::InputFile;
 
 /// Returns the compression of a file; never `Auto`.
-pub(crate) fn compression(file: &InputFile, input: &Input) -> Compression {
+pub fn compression(file: &InputFile, input: &Input) -> Compression {
     if input.format().compresses_inside() {
         return Compression::None;
     }

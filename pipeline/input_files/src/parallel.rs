@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const MIN_ITEMS_PER_THREAD: usize = 4;
 
 /// Maximum number of files on a disk that a check before a job opens; this takes a small fraction of a second.
-pub(super) const MAX_CHECKED_FILES: usize = 10_000;
+pub const MAX_CHECKED_FILES: usize = 10_000;
 
 /// Calls `look` with each item on at most `threads` threads. Starts no further item after a result for which `stops`
 /// holds; only items after such a result can be `None`.
-pub(super) fn map_in_order<T: Sync, R: Send + Sync>(
+pub(crate) fn map_in_order<T: Sync, R: Send + Sync>(
     items: &[T],
     threads: usize,
     look: &(dyn Fn(&T) -> R + Sync),
@@ -40,16 +40,12 @@ pub(super) fn map_in_order<T: Sync, R: Send + Sync>(
 }
 
 /// Returns the number of threads that this machine runs in parallel.
-pub(super) fn available_threads() -> usize {
+pub(crate) fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
 /// Returns at most `max_items` of the `all` items, evenly spaced.
-pub(super) fn evenly_spaced<T>(
-    items: impl IntoIterator<Item = T>,
-    all: usize,
-    max_items: usize,
-) -> impl Iterator<Item = T> {
+pub fn evenly_spaced<T>(items: impl IntoIterator<Item = T>, all: usize, max_items: usize) -> impl Iterator<Item = T> {
     items.into_iter().step_by(all.div_ceil(max_items.max(1)).max(1))
 }
 

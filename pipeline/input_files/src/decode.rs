@@ -19,7 +19,7 @@ use super::store::{ObjectReader, Store};
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// A position in the decompressed bytes of a file.
-pub(crate) struct Cursor {
+pub struct Cursor {
     reader: Box<dyn BufRead + Send>,
     /// Decompressed bytes passed, from the start of the file.
     pub offset: u64,

@@ -12,10 +12,10 @@ use stillhouse_base::storage::Location;
 const NOTHING: &str = "none";
 
 /// Returns, as the error, the reason why a file or folder may not be read.
-pub(crate) type AccessCheck<'a> = &'a (dyn Fn(&Location) -> Result<(), String> + Sync);
+pub type AccessCheck<'a> = &'a (dyn Fn(&Location) -> Result<(), String> + Sync);
 
 /// Called with the index of each item before it is examined.
-pub(crate) type BeforeItem<'a> = &'a mut dyn FnMut(usize);
+pub type BeforeItem<'a> = &'a mut dyn FnMut(usize);
 
 /// A file of the input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ impl InputFile {
     }
 
     /// Whether this is the placeholder for no file.
-    pub(crate) fn is_placeholder(&self) -> bool {
+    pub fn is_placeholder(&self) -> bool {
         self.location == Path::default()
     }
 }

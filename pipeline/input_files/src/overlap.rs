@@ -9,13 +9,11 @@ use std::path::{Component, Path as DiskPath, PathBuf};
 
 use glob::Pattern;
 use object_store::path::Path;
-use stillhouse_base::path_expansion::PathExpander;
 use stillhouse_base::storage::Location;
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::Input;
 
 use super::input_file::InputFile;
-use super::list::{JobPath, MATCH_OPTIONS, has_ending};
+use super::list::{InputPaths, JobPath, MATCH_OPTIONS};
 use super::store::Store;
 
 /// Example files of an output, one of each kind.
@@ -34,16 +32,9 @@ const OUTPUT_FILES: [&str; 12] = [
     "_stillhouse/input/part-00000.parquet",
 ];
 
-/// Returns the problems of input paths, in `field` of the job file, that would find files of the output. `files` are
-/// those that they find now.
-pub fn find_output_overlap(
-    base_dir: &DiskPath,
-    input: &Input,
-    field: &str,
-    names: &PathExpander,
-    files: &[InputFile],
-    output: &Location,
-) -> Vec<Problem> {
+/// Returns the problems of paths that would find files of the output. `files` are those that they find now.
+pub fn find_output_overlap(paths: InputPaths<'_>, files: &[InputFile], output: &Location) -> Vec<Problem> {
+    let InputPaths { input, field, .. } = paths;
     let Some(output_parts) = location_components(output) else { return Vec::new() };
     let files: HashSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
     let found = |given: &String| {
@@ -51,8 +42,8 @@ pub fn find_output_overlap(
         if files.contains(given.as_str()) {
             return None;
         }
-        let named = names.expand_all(given).ok()?;
-        named.iter().find_map(|named| finds(base_dir, &named.expanded, input, &output_parts))
+        let named = paths.names.expand_all(given).ok()?;
+        named.iter().find_map(|named| finds(paths, &named.expanded, &output_parts))
     };
     let problem = |(i, given): (usize, &String)| {
         let file = found(given)?;
@@ -97,8 +88,8 @@ fn resolved(path: &DiskPath) -> Option<PathBuf> {
 }
 
 /// Returns a file of the output that a path of the input would find.
-fn finds(base_dir: &DiskPath, given: &str, input: &Input, output: &[String]) -> Option<&'static str> {
-    let JobPath { components, literal, location: head, .. } = JobPath::parse(base_dir, given).ok()?;
+fn finds(paths: InputPaths<'_>, given: &str, output: &[String]) -> Option<&'static str> {
+    let JobPath { components, literal, location: head, .. } = JobPath::parse(paths.base_dir, given).ok()?;
     let is_on_disk = head.parts().next().is_none_or(|first| !first.as_ref().ends_with(':'));
     if is_on_disk && literal == components.len() && DiskPath::new("/").join(head.as_ref()).is_file() {
         return None;
@@ -117,7 +108,7 @@ fn finds(base_dir: &DiskPath, given: &str, input: &Input, output: &[String]) -> 
         };
         match patterns.is_empty() {
             true => {
-                rest.last().is_some_and(|name| has_ending(name, input))
+                rest.last().is_some_and(|name| paths.endings.match_name(name))
                     && !rest.iter().any(|name| name.starts_with('.'))
             }
             false => matches(&patterns, rest),
@@ -142,8 +133,11 @@ fn matches(patterns: &[Pattern], names: &[&str]) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use stillhouse_base::path_expansion::PathExpander;
+    use stillhouse_schemas::spec::Input;
 
     use super::*;
+    use crate::endings::FileEndings;
 
     #[test]
     fn an_output_where_the_input_is_read_is_seen() {
@@ -154,7 +148,14 @@ mod tests {
         let read = |format: &str, paths: &[&str], output: &str| {
             let input: Input = serde_json::from_value(json!({"format": format, "paths": paths})).unwrap();
             let output = Location::parse(folder.path(), output).unwrap();
-            !find_output_overlap(folder.path(), &input, "input", &names, &[], &output).is_empty()
+            let endings: &[&str] = match format {
+                "parquet" => &[".parquet", ".pq"],
+                "jsonl" => &[".jsonl", ".ndjson", ".json"],
+                _ => &[".txt"],
+            };
+            let endings = FileEndings { endings, may_be_compressed: format != "parquet" };
+            let paths = InputPaths { input: &input, field: "input", base_dir: folder.path(), names: &names, endings };
+            !find_output_overlap(paths, &[], &output).is_empty()
         };
         for (format, path, output) in [
             ("parquet", "data", "data/out"),

@@ -12,7 +12,7 @@ use libz_rs_sys::{
 };
 
 /// Bytes that a block may refer back to.
-pub(super) const WINDOW_BYTES: usize = 32 << 10;
+pub(crate) const WINDOW_BYTES: usize = 32 << 10;
 
 /// `windowBits` of zlib: deflate without a header, with a window of 2^15 bytes.
 const RAW_WINDOW_BITS: i32 = -15;
@@ -22,10 +22,10 @@ const IN_LAST_BLOCK: i32 = 64;
 const UNUSED_BITS: i32 = 63;
 
 /// Bytes of memory of a stream: its window and its tables.
-pub(super) const STREAM_BYTES: usize = 48 << 10;
+pub(crate) const STREAM_BYTES: usize = 48 << 10;
 
 /// A deflate stream that is being decompressed.
-pub(super) struct Inflate(Box<z_stream>);
+pub(crate) struct Inflate(Box<z_stream>);
 
 // SAFETY: zlib's state belongs to this stream alone (no other object shares it, and no thread keeps a part of it). Its
 // allocator is that of the process. Only `step` reads `next_in` and `next_out`, after it has set them.
@@ -35,7 +35,7 @@ unsafe impl Sync for Inflate {}
 
 /// Progress of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Step {
+pub(crate) struct Step {
     /// Bytes taken from the input.
     pub read: usize,
     /// Bytes put into the output.
@@ -45,7 +45,7 @@ pub(super) struct Step {
 
 /// Where a step ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum StepEnd {
+pub(crate) enum StepEnd {
     /// Where the input or the output ended.
     Anywhere,
     /// Between two blocks.

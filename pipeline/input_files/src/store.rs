@@ -31,7 +31,8 @@ use super::folder;
 use super::input_file::InputFile;
 use super::router::{Mount, Router};
 
-pub(crate) const FIRST_CHUNK_BYTES: u64 = 64 << 10;
+/// Bytes of the first request of a sequential read.
+pub const FIRST_CHUNK_BYTES: u64 = 64 << 10;
 const MAX_CHUNK_BYTES: u64 = 2 << 20;
 const PAGE_FETCH_BYTES: u64 = 1 << 20;
 
@@ -95,30 +96,38 @@ impl Store {
 
     /// Returns the same store for reading these files as they were listed: to read a range of a changed file is an
     /// error ([`Changed`]).
-    pub(crate) fn expecting<'a>(&self, files: impl IntoIterator<Item = &'a InputFile>) -> Self {
+    pub fn expecting<'a>(&self, files: impl IntoIterator<Item = &'a InputFile>) -> Self {
         let real = files.into_iter().filter(|f| !f.is_placeholder());
         let expected = real.map(|f| (f.location.clone(), f.state.clone())).collect();
         Self { expected: Arc::new(expected), ..self.clone() }
     }
 
     /// Returns the checkpoints for a file; `None` unless reads of the file are compared with the listing.
-    pub(super) fn checkpoints(&self, file: &InputFile) -> Option<&Arc<Checkpoints>> {
+    pub(crate) fn checkpoints(&self, file: &InputFile) -> Option<&Arc<Checkpoints>> {
         (self.expected.get(&file.location) == Some(&file.state)).then_some(&self.checkpoints)
+    }
+
+    /// Keeps only the last checkpoint of a compressed file before each of these decompressed offsets, which are in order.
+    /// The file was decompressed to its end.
+    pub fn keep_checkpoints_before(&self, file: &InputFile, starts: impl Iterator<Item = u64>) {
+        if let Some(checkpoints) = self.checkpoints(file) {
+            checkpoints.keep_before(file, starts);
+        }
     }
 
     /// Returns the same store with another interval and bound of checkpoints.
     #[cfg(test)]
-    pub(super) fn with_checkpoints(&self, checkpoints: Checkpoints) -> Self {
+    pub(crate) fn with_checkpoints(&self, checkpoints: Checkpoints) -> Self {
         Self { checkpoints: Arc::new(checkpoints), ..self.clone() }
     }
 
     #[cfg(test)]
-    pub(super) fn all_checkpoints(&self) -> &Checkpoints {
+    pub(crate) fn all_checkpoints(&self) -> &Checkpoints {
         &self.checkpoints
     }
 
     /// Checks that a file on the disk has not changed since it was listed. Every answer of a store was compared already.
-    pub(crate) fn check(&self, file: &InputFile) -> Result<(), SourceError> {
+    pub fn check(&self, file: &InputFile) -> Result<(), SourceError> {
         match self.is_on_disk(&file.location) {
             true => self.check_listed(file),
             false => Ok(()),
@@ -168,7 +177,7 @@ impl Store {
     }
 
     /// Whether a location is on the disk.
-    pub(crate) fn is_on_disk(&self, location: &Path) -> bool {
+    pub fn is_on_disk(&self, location: &Path) -> bool {
         self.router.is_on_disk(location)
     }
 
@@ -182,7 +191,8 @@ impl Store {
         self.handle.block_on(future)
     }
 
-    pub(crate) fn get(&self, location: &Path, start: u64, end: u64) -> Result<Bytes, object_store::Error> {
+    /// Returns the bytes of a range of an object; none if the range is empty.
+    pub fn get(&self, location: &Path, start: u64, end: u64) -> Result<Bytes, object_store::Error> {
         if start >= end {
             // stores refuse an empty range
             return Ok(Bytes::new());
@@ -248,7 +258,7 @@ fn mount_path(url: &StoreUrl) -> Path {
 /// While the parser reads a chunk, a task fetches the next one, so that both work at the same time. The first chunk is
 /// fetched alone, so a look at the start of an object costs one request. A failed fetch is reported when its bytes are
 /// needed, not before.
-pub(crate) struct ObjectReader {
+pub struct ObjectReader {
     store: Store,
     location: Path,
     size: u64,
@@ -262,6 +272,7 @@ pub(crate) struct ObjectReader {
 }
 
 impl ObjectReader {
+    /// Creates a reader of an object of `size` bytes, from `position` on. Requests nothing yet.
     pub fn new(store: &Store, location: &Path, size: u64, position: u64) -> Self {
         Self {
             store: store.clone(),
@@ -334,7 +345,7 @@ impl Read for ObjectReader {
 
 /// Reads pages of a Parquet file. Headers and small pages come from fetches of 1 MB.
 #[derive(Debug)]
-pub(crate) struct RangeCache {
+pub struct RangeCache {
     store: Store,
     location: Path,
     size: u64,
@@ -342,6 +353,7 @@ pub(crate) struct RangeCache {
 }
 
 impl RangeCache {
+    /// Creates an empty cache of an object of `size` bytes.
     pub fn new(store: &Store, location: &Path, size: u64) -> Self {
         Self { store: store.clone(), location: location.clone(), size, fetched: Mutex::new((0, Bytes::new())) }
     }
@@ -391,4 +403,4 @@ impl ChunkReader for RangeCache {
 }
 
 /// Bytes from an offset on: first the fetched ones, then the rest of the object.
-pub(crate) type ObjectPage = io::Chain<io::Cursor<Bytes>, ObjectReader>;
+pub type ObjectPage = io::Chain<io::Cursor<Bytes>, ObjectReader>;

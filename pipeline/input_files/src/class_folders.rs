@@ -20,7 +20,7 @@ use super::input_file::InputFile;
 
 /// A folder below which the listing found no file.
 #[derive(Debug)]
-pub(super) struct EmptyFolder {
+pub(crate) struct EmptyFolder {
     pub shown: String,
     pub location: Path,
 }
@@ -29,7 +29,7 @@ const VALID: &str =
     "valid: class folders on one level and nothing beside them, or all classes by name in `input.images.classes`";
 
 /// Whether the names of the folders are the classes.
-pub(super) fn defines_classes(input: &Input) -> bool {
+pub fn defines_classes(input: &Input) -> bool {
     input.images.as_ref().is_some_and(|images| {
         images.layout == Layout::Files && images.labels() == ImageLabels::Folder && images.classes.is_empty()
     })
@@ -41,7 +41,7 @@ fn folder(location: &Path) -> &str {
 }
 
 /// Returns the name of the folder of a file.
-pub(super) fn class_name(location: &Path) -> &str {
+pub fn class_name(location: &Path) -> &str {
     name(folder(location))
 }
 
@@ -58,7 +58,7 @@ fn depth(folder: &str) -> usize {
 ///
 /// # Errors
 /// Names a file whose depth differs from that of the majority.
-pub(super) fn check_path(
+pub(crate) fn check_path(
     files: &[InputFile],
     mut empty: Vec<EmptyFolder>,
     root: &Path,
@@ -97,7 +97,7 @@ fn stray_file(stray: &InputFile, count: usize, usual: &InputFile) -> String {
 ///
 /// # Errors
 /// Names the file or folder.
-pub(super) fn check_all(files: &[InputFile], empty: &[EmptyFolder], input: &Input) -> Result<(), String> {
+pub(crate) fn check_all(files: &[InputFile], empty: &[EmptyFolder], input: &Input) -> Result<(), String> {
     if !defines_classes(input) {
         return Ok(());
     }

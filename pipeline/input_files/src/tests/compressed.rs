@@ -1,4 +1,4 @@
-//! Compressed files: a split begins at the last checkpoint before it and reads the same bytes as from the start.
+//! Compressed files: a reader begins at the last checkpoint before its offset and reads the same bytes as from the start.
 
 use std::io::Read;
 use std::io::Write;
@@ -7,41 +7,11 @@ use std::sync::atomic::Ordering;
 use flate2::{Compression, GzBuilder};
 use proptest::prelude::*;
 
+use super::words::{lines, words};
 use super::*;
 use crate::checkpoints::Checkpoints;
-use crate::decode::Cursor;
 
 const KB: u64 = 1 << 10;
-
-/// Words that compress about as well as text.
-fn words(bytes: usize) -> String {
-    let mut state = 7_u64;
-    let mut text = String::with_capacity(bytes + 10);
-    while text.len() < bytes {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        text.push_str(
-            ["the ", "of ", "light ", "river ", "seven ", "quick ", "mountain ", "é"][(state >> 61) as usize],
-        );
-        text.push_str(&(state >> 50).to_string());
-    }
-    text
-}
-
-/// JSON lines of about 2 KB each.
-fn lines(bytes: usize) -> Vec<u8> {
-    let text = words(bytes);
-    let mut rest = text.as_str();
-    let mut out = String::new();
-    while !rest.is_empty() {
-        let mut cut = rest.len().min(2000);
-        while !rest.is_char_boundary(cut) {
-            cut += 1;
-        }
-        out.push_str(&(json!({"id": out.len(), "text": &rest[..cut]}).to_string() + "\n"));
-        rest = &rest[cut..];
-    }
-    out.into_bytes()
-}
 
 /// A bench whose store has a small interval between checkpoints.
 fn bench(name: &str, bytes: &[u8], interval: u64, most_bytes: usize) -> Bench {
@@ -81,86 +51,95 @@ fn only_file(bench: &Bench) -> InputFile {
     bench.files(&input(json!({"format": "text"}))).remove(0)
 }
 
+/// Reads a file in parts of `part` bytes, in the given order, each with a cursor of its own, and checks them.
+fn assert_parts(bench: &Bench, content: &[u8], part: usize, order: impl Iterator<Item = usize>) {
+    let file = only_file(bench);
+    for start in order {
+        let got = from(bench, &file, start as u64, part).unwrap();
+        assert!(got == content[start..][..got.len()], "{start}");
+        assert!(got.len() >= part.min(content.len() - start), "{start}: {} bytes", got.len());
+    }
+}
+
 #[test]
-fn a_split_decompresses_little_of_what_is_before_it() {
+fn a_reader_in_the_middle_decompresses_little_of_what_is_before_it() {
+    const PART: usize = 200_000;
     let content = lines(4_000_000);
-    let length = content.len() as u64;
+    let (length, parts) = (content.len() as u64, content.len().div_ceil(PART) as u64);
     let frames: Vec<u8> = content.chunks(100_000).flat_map(zstandard).collect();
     // level 1 gives one very long block, level 6 many blocks
     let (quick, usual) = (gzip(&content), at_level(&content, 6));
-    for (name, stored) in [("a.jsonl.gz", quick), ("a.jsonl.gz", usual), ("a.jsonl.zst", frames)] {
-        let input = input(json!({}));
-        let expected = Bench::with(&[("a.jsonl", &content)]).all(&input, u64::MAX).documents;
+    for (name, stored) in [("a.txt.gz", quick), ("a.txt.gz", usual), ("a.txt.zst", frames)] {
         let bench = bench(name, &stored, 64 * KB, 1 << 20);
-        let (files, splits) = (bench.files(&input), bench.plan(&input, 200_000).unwrap());
-        assert!(splits.len() > 15, "{}", splits.len());
-        assert_eq!(decompressed(&bench), length, "planning decompresses once");
-        // per split: an interval, a block (or a frame), and the bytes that the reader decoded past the end
-        let more = splits.len() as u64 * 600 * KB;
-        assert!(length * splits.len() as u64 / 2 > 2 * (length + more), "the bound tells nothing");
-        let got = bench.read(&files, &input, &splits).unwrap();
+        assert!(from(&bench, &only_file(&bench), 0, usize::MAX).unwrap() == content);
+        assert_eq!(decompressed(&bench), length, "a scan decompresses once");
+        // as planning does
+        let (file, all) = (only_file(&bench), bench.store.all_checkpoints().count());
+        let starts = (0..length).step_by(PART);
+        bench.store.expecting([&file]).keep_checkpoints_before(&file, starts);
+        assert!(bench.store.all_checkpoints().count() <= all.min(parts as usize));
+        // per part: an interval, a block (or a frame), and the bytes that the reader decoded past the end
+        let more = parts * 600 * KB;
+        assert!(length * parts / 2 > 2 * (length + more), "the bound tells nothing");
+        assert_parts(&bench, &content, PART, (0..content.len()).step_by(PART));
         let read = decompressed(&bench);
-        assert_eq!(got.documents, expected);
         assert!((length..length + more).contains(&read), "{read} of {length}, {name}");
-        // like a resumed run: without planning, and backwards, so that the first split records all checkpoints that the
+        // like a resumed run: without a scan, and backwards, so that the first part records all checkpoints that the
         // others need
         let fresh = super::compressed::bench(name, &stored, 64 * KB, 1 << 20);
-        let files = fresh.files(&input);
-        for split in splits.iter().rev() {
-            fresh.read(&files, &input, std::slice::from_ref(split)).unwrap();
-        }
+        assert_parts(&fresh, &content, PART, (0..content.len()).step_by(PART).rev());
         let read = decompressed(&fresh);
         assert!(read < 2 * length + more, "{read} of {length}, {name}");
     }
 }
 
 #[test]
-fn splits_that_are_read_at_once_wait_for_the_checkpoints_of_one() {
+fn readers_at_once_wait_for_the_checkpoints_of_one() {
+    const PART: usize = 200_000;
     let content = lines(4_000_000);
-    let input = input(json!({}));
-    let bench = bench("a.jsonl.gz", &gzip(&content), 64 * KB, 1 << 20);
-    let splits = Bench::with(&[("a.jsonl.gz", &gzip(&content))]).plan(&input, 200_000).unwrap();
-    let files = bench.files(&input);
-    let expected = Bench::with(&[("a.jsonl", &content)]).all(&input, u64::MAX).documents;
-    let got: Vec<String> = std::thread::scope(|scope| {
-        let read = |split| bench.read(&files, &input, std::slice::from_ref(split)).unwrap().documents;
-        let threads: Vec<_> = splits.iter().map(|split| scope.spawn(move || read(split))).collect();
-        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    let bench = bench("a.txt.gz", &gzip(&content), 64 * KB, 1 << 20);
+    std::thread::scope(|scope| {
+        for start in (0..content.len()).step_by(PART) {
+            let (bench, content) = (&bench, &content);
+            scope.spawn(move || assert_parts(bench, content, PART, std::iter::once(start)));
+        }
     });
-    assert_eq!(got, expected);
-    let (length, read) = (content.len() as u64, decompressed(&bench));
-    assert!(read < 2 * length + splits.len() as u64 * 600 * KB, "{read} of {length}");
+    let (length, parts, read) = (content.len() as u64, content.len().div_ceil(PART) as u64, decompressed(&bench));
+    assert!(read < 2 * length + parts * 600 * KB, "{read} of {length}");
 }
 
 #[test]
 fn checkpoints_have_a_bound_and_stay_right_where_they_are_thinned() {
     let content = lines(3_000_000);
-    let input = input(json!({}));
-    let expected = Bench::with(&[("a.jsonl", &content)]).all(&input, u64::MAX).documents;
-    let bench = bench("a.jsonl.gz", &gzip(&content), 4 * KB, 60_000);
-    (0..4).for_each(|i| bench.put(&format!("more/{i}.jsonl.gz"), &gzip(&lines(300_000))));
-    let splits = bench.plan(&input, 100_000).unwrap();
+    let parts = || (0..content.len()).step_by(100_000);
+    let bench = bench("a.txt.gz", &gzip(&content), 4 * KB, 60_000);
+    assert_parts(&bench, &content, usize::MAX, std::iter::once(0));
+    for i in 0..4 {
+        let (name, other) = (format!("more/{i}.txt.gz"), lines(300_000));
+        bench.put(&name, &gzip(&other));
+        let file = bench.files(&input(json!({"format": "text", "paths": [name]}))).remove(0);
+        assert!(from(&bench, &file, 0, usize::MAX).unwrap() == other);
+    }
     let checkpoints = bench.store.all_checkpoints();
     assert!((1..=60_000).contains(&checkpoints.bytes()) && checkpoints.count() > 0, "{checkpoints:?}");
-    let got = bench.read(&bench.files(&input), &input, &splits).unwrap();
-    assert_eq!(got.documents[..expected.len()], expected);
+    assert_parts(&bench, &content, 100_000, parts());
     assert!(checkpoints.bytes() <= 60_000);
     // a bound that no checkpoint fits into
-    let bench = super::compressed::bench("a.jsonl.gz", &gzip(&content), 4 * KB, 1);
-    assert_eq!(bench.all(&input, 100_000).documents, expected);
+    let bench = super::compressed::bench("a.txt.gz", &gzip(&content), 4 * KB, 1);
+    assert_parts(&bench, &content, 100_000, parts());
     assert_eq!(bench.store.all_checkpoints().bytes(), 0);
 }
 
 #[test]
 fn checkpoints_are_of_one_state_of_a_file() {
-    let input = input(json!({}));
-    let bench = bench("a.jsonl.gz", &gzip(&lines(1_000_000)), 4 * KB, 1 << 20);
-    bench.all(&input, 50_000);
-    let other = [b"{\"text\": \"another\"}\n".to_vec(), lines(1_000_000)].concat();
-    std::fs::remove_file(bench.path().join("a.jsonl.gz")).unwrap();
-    bench.put("a.jsonl.gz", &gzip(&other));
-    let expected = Bench::with(&[("a.jsonl", &other)]).all(&input, u64::MAX).documents;
-    assert_eq!(bench.all(&input, 50_000).documents, expected);
+    let content = lines(1_000_000);
+    let parts = || (0..content.len()).step_by(50_000);
+    let bench = bench("a.txt.gz", &gzip(&content), 4 * KB, 1 << 20);
+    assert_parts(&bench, &content, 50_000, parts());
+    let other = [b"another line\n".to_vec(), content.clone()].concat();
+    std::fs::remove_file(bench.path().join("a.txt.gz")).unwrap();
+    bench.put("a.txt.gz", &gzip(&other));
+    assert_parts(&bench, &other, 50_000, parts());
 }
 
 #[test]
@@ -338,61 +317,5 @@ proptest! {
                 Err(e) => prop_assert_eq!(got.unwrap_err(), format!("a.txt.gz: cannot be decoded: {e}")),
             }
         }
-    }
-}
-
-/// Run by hand: `cargo nextest run -p stillhouse-source --run-ignored only readers_by_hand --no-capture`.
-#[test]
-#[ignore = "200 MB of each format; prints the figures for BENCHMARKS.md"]
-fn readers_by_hand() {
-    let wanted = std::env::var("READER").ok();
-    let is_wanted = |name: &str| wanted.as_deref().is_none_or(|wanted| wanted == name);
-    let content = lines(20_000_000);
-    let times = 10;
-    let repeated = |stored: &[u8]| stored.repeat(times);
-    let all = repeated(&content);
-    let texts: Vec<String> = content
-        .split(|b| *b == b'\n')
-        .filter(|line| !line.is_empty())
-        .map(|line| serde_json::from_slice::<Value>(line).unwrap()["text"].as_str().unwrap().to_owned())
-        .collect();
-    let text = repeated(texts.iter().map(|t| format!("{t}\n")).collect::<String>().as_bytes());
-    let csv = ["text,n\n".to_owned(), texts.iter().map(|t| format!("\"{t}\",1\n")).collect::<String>().repeat(times)];
-    let column = arrow::array::LargeStringArray::from_iter_values(texts.iter().cycle().take(texts.len() * times));
-    let batch = RecordBatch::try_from_iter([("text", Arc::new(column) as arrow::array::ArrayRef)]).unwrap();
-    type Case<'a> = (&'a str, &'a str, Box<dyn Fn() -> Vec<u8> + 'a>, u64);
-    let cases: [Case<'_>; 8] = [
-        ("jsonl", "jsonl", Box::new(|| all.clone()), u64::MAX),
-        ("jsonl.gz", "jsonl", Box::new(|| at_level(&all, 6)), 64_000_000),
-        ("jsonl.gz", "jsonl", Box::new(|| at_level(&all, 6)), 8_000_000),
-        ("jsonl.zst", "jsonl", Box::new(|| zstd::encode_all(&all[..], 3).unwrap()), 64_000_000),
-        ("txt", "text", Box::new(|| text.clone()), u64::MAX),
-        ("csv", "csv", Box::new(|| csv.concat().into_bytes()), u64::MAX),
-        ("csv.gz", "csv", Box::new(|| gzip(csv.concat().as_bytes())), 64_000_000),
-        ("parquet", "parquet", Box::new(|| parquet_bytes(&batch, 10_000)), u64::MAX),
-    ];
-    for (ending, format, stored, target) in cases {
-        if !is_wanted(ending) {
-            continue;
-        }
-        let bench = Bench::with(&[(&format!("a.{ending}"), &stored())]);
-        let input = input(json!({"format": format, "piece_kilobytes": 1000}));
-        let begin = std::time::Instant::now();
-        let splits = bench.plan(&input, target).unwrap();
-        let planned = begin.elapsed().as_secs_f64();
-        let files = bench.files(&input);
-        let mut bytes = 0;
-        let begin = std::time::Instant::now();
-        for split in &splits {
-            bytes += read_split(&bench.store, &files, split, &input, &mut |_| Ok(())).unwrap().text_bytes;
-        }
-        let seconds = begin.elapsed().as_secs_f64();
-        let speed = |seconds: f64| bytes as f64 / 1e6 / seconds;
-        println!(
-            "{ending}, {} splits: read {:.0} MB/s, planned {:.0} MB/s",
-            splits.len(),
-            speed(seconds),
-            speed(planned)
-        );
     }
 }

@@ -10,15 +10,20 @@ use super::input_file::InputFile;
 use super::store::Store;
 
 /// Bytes examined at the start of a file.
-pub(super) const HEAD_BYTES: u64 = 64;
+pub const HEAD_BYTES: u64 = 64;
+
 /// File type detected from the first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FileType {
+pub enum FileType {
+    /// Compressed with gzip.
     Gzip,
+    /// Compressed with Zstandard.
     Zstd,
     /// Compressed with an unsupported method.
     UnsupportedCompression(&'static str),
+    /// Parquet.
     Parquet,
+    /// Arrow IPC.
     Arrow,
     /// Text, but not in UTF-8.
     OtherEncoding(&'static str),
@@ -69,7 +74,7 @@ fn wrong_type(file: &InputFile, message: String) -> SourceError {
 }
 
 /// Returns the reason not to read a file of lines or CSV that begins with these stored bytes.
-pub(super) fn check_stored(head: &[u8], file: &InputFile, input: &Input) -> Option<SourceError> {
+pub fn check_stored(head: &[u8], file: &InputFile, input: &Input) -> Option<SourceError> {
     let how = compression(file, input);
     let (found, wanted) = match detect(head) {
         Some(FileType::Gzip) if how == Compression::Gzip => return None,
@@ -87,12 +92,12 @@ pub(super) fn check_stored(head: &[u8], file: &InputFile, input: &Input) -> Opti
 }
 
 /// Returns the reason not to read a file whose decompressed content begins with these bytes.
-pub(super) fn check_decompressed(head: &[u8], file: &InputFile) -> Option<SourceError> {
+pub fn check_decompressed(head: &[u8], file: &InputFile) -> Option<SourceError> {
     Some(wrong_type(file, format!("after decompression, {}", describe(detect(head)?))))
 }
 
 /// Returns what a file that is not of the expected format is instead, if its first bytes show it.
-pub(super) fn other_format(store: &Store, file: &InputFile, wanted: FileType) -> Option<SourceError> {
+pub fn other_format(store: &Store, file: &InputFile, wanted: FileType) -> Option<SourceError> {
     let head = store.get(&file.location, 0, file.size.min(HEAD_BYTES)).ok()?;
     match (detect(&head), wanted) {
         (Some(found), wanted) if found == wanted => None,
