@@ -104,8 +104,8 @@ bench-peers:
 	research/bench-peers $(ARGS)
 
 # The proofs: every experiment is made anew in $(FRESH), whatever docs/proof holds (a run that was stopped goes on there, and seeds can be added: make maze
-# ARGS='--seeds 7'), shown in $(FRESH).md, and compared with docs/proof: whether the figures agree within their intervals. PUBLISH=1 puts them into docs/proof then,
-# and makes docs/PROOF.md.
+# ARGS='--seeds 7'), shown in $(FRESH).md and $(FRESH)/*.md, and compared with docs/proof: whether the figures agree within their intervals. PUBLISH=1 puts them into docs/proof then,
+# and makes docs/PROOF.md and docs/proof/*.md.
 FRESH := demo-out/proof
 PROOF := .venv-torch/bin/python research/proof
 told = $(if $(PUBLISH),$(PROOF)/agree.py docs/proof $(FRESH) --publish --only $(1) && $(PROOF)/page.py, \

@@ -1,62 +1,137 @@
-"""The part of the page on the other methods: a table each, the paper's trend, and whether it shows."""
+"""The page on the other methods: a table each, the paper's trends, and whether these show."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from page_parts import Page, Plot, by_seed, curves, of_students, ran, shown, table, trends
-from page_text import ratios
+from page_parts import Claim, Page, by_seed, curves, of_students, run_of, shown, table
+from page_plot import Plot
+from page_text import SAMPLING, ratios
 from page_tolerance import curves_of
+from page_trends import VERDICTS, trend_parts, trends
 
 Students = dict[str, list[Any]]
 MEASURED = ("pgm", "prime")
 """Methods whose curves are of held-out rows."""
+LN = "ln of the ratio"
+Part = Callable[[Page, Any, Students], None]
+"""Adds the tables and trends of a method."""
 
 
 def methods(page: Page) -> None:
+    page.begin(
+        "One experiment for each method",
+        "PGM, MDM-Prime, ARMD, BD3-LM, Medusa heads and top-k distillation: tables, plots, and the trends of each "
+        "paper",
+        "Each method trains from our shards: a job file, its shards, the view of the method, and a student of about "
+        "a minute on one core. This page shows which trends of the papers appear at this size.",
+        "```sh\n"
+        "make methods                # all of them\n"
+        "make methods METHODS=pgm    # one: pgm, prime, armd, bd3lm, medusa, distill\n"
+        "```",
+    )
     page.say(
-        "## Each other method once",
-        "`make methods`, or one of them: `make methods METHODS=pgm`. Claim: each method trains from our shards, from job file to student, and here stands which of its paper's trends show at this size. Each is "
-        "a job file, its shards, the view of the method, and a student of about a minute on one core. Teacher, where there is one: a GPT-2 of 3 layers, trained on the same rows. ± is "
-        "the 95 % interval over seeds where there are several (of the students alone: all have one teacher and one draw of noise); a trend is said to show where its interval over seeds is on the "
-        "paper's side, and to be open where that interval holds 0 or where there is one seed. Intervals are not corrected for the number of trends: of twenty that are not there, one shows. "
-        "Tokens are drawn from all of a student's distribution, noise of the prior at τ = 0.85; the Gumbel paper draws from the nucleus of 0.9 (appendix C.1).",
+        "## How to read the tables",
+        "- The teacher, where there is one, is a GPT-2 of 3 layers, trained on the same rows.\n"
+        "- ± is the 95 % interval over seeds, of students alone: all seeds share one teacher and one draw of noise.\n"
+        "- Samples are drawn from the whole distribution of a student, with noise of the prior at τ = 0.85.",
+        "The tables of trends have these verdicts:",
+        VERDICTS,
     )
-    page.warn(
-        "Methods and text students write without nucleus sampling, where the Gumbel paper has p = 0.9 for every model (appendix C.1), and noise at generation is scaled by τ = 0.85 without a student "
-        "at τ = 1 beside it: a lower generative perplexity may be a lower entropy, which stands beside it."
-    )
+    page.warn(SAMPLING)
+    missing, sizes = [], []
     for name, title, part in PARTS:
         found = page.read(f"methods-{name}.json")
-        page.say(f"### {title}")
+        page.say(f"## {title}")
         if found is None or not found["students"]:
-            page.say(f"**Missing:** there is no student in docs/proof/methods-{name}.json yet.")
+            page.missing(f"student in methods-{name}.json", f"make methods METHODS={name}")
             page.warn(f"Not run: {title}.")
+            missing.append(title)
             continue
-        by, how = of_students(found["students"], "student"), found["training"]
-        size = "heads on the teacher" if name == "medusa" else f"width {how['width']}, {how['layers']} layers"
+        method(page, found, name, title, part)
+        sizes.append((found["training"]["vocab"], found["training"]["steps"]))
+    page.claim = claim_of(page, missing, sizes)
+
+
+def method(page: Page, found: Any, name: str, title: str, part: Part) -> None:
+    """The section of a method."""
+    by, how = of_students(found["students"], "student"), found["training"]
+    size = "heads on the teacher" if name == "medusa" else f"width {how['width']}, {how['layers']} layers"
+    page.say(f"{how['steps']} steps of {how['batch_size']} × {how['length']} tokens, V = {how['vocab']}, {size}.")
+    before = len(page.trends)
+    part(page, found, by)
+    if page.trends[before:]:
+        page.say("Trends of the paper:", *trend_parts(page.trends[before:]))
+    if name == "medusa":
         page.say(
-            f"`make methods METHODS={name}`: {how['steps']} steps of {how['batch_size']} × {how['length']} tokens, V = {how['vocab']}, {size}; {ran(found)}"
+            "These intervals are the wider of two: over seeds, and of the counts of proposals (binomial). Three "
+            "seeds may agree by chance."
         )
-        part(page, found, by)
-        if name == "armd":
-            weak_teacher(page, found, by)
-        which = "validation loss" if name in MEASURED else "training loss"
-        if any("curve" in done for done in found["students"]):
-            plot = Plot(f"{title}: {which}{curves_of(found['students'])}", "step", "nats/token", curves(by))
-            page.plot(f"methods-{name}.png", f"{which} by steps", plot)
+    if name == "armd":
+        tuned_ar(page, by)
+        weak_teacher(page, found, by)
+    which = "validation loss" if name in MEASURED else "training loss"
+    if any("curve" in done for done in found["students"]):
+        plot = Plot(f"{title}: {which}{curves_of(found['students'])}", "step", "nats/token", curves(by))
+        page.plot(f"methods-{name}.png", f"{which} by steps", plot)
+    page.runs.append(run_of(f"methods-{name}.json", f"make methods METHODS={name}", found))
+
+
+def claim_of(page: Page, missing: Sequence[str], sizes: Sequence[tuple[int, int]]) -> Claim | None:
+    """How many trends of the papers show, without our own measures. ``sizes``: vocabularies and steps."""
+    cases = [(trend, case) for trend in page.trends if not trend.is_own_measure for case in trend.cases]
+    if not cases:
+        return None
+    counts = {
+        verdict: sum(case.verdict == verdict for _, case in cases) for verdict in ("supported", "open", "contradicted")
+    }
+    yes = [f"{trend.claim}, {case.figure} ({trend.unit})" for trend, case in cases if case.verdict == "supported"]
+    vocab, steps, seeds = (
+        " to ".join(f"{value:,}" for value in sorted({min(of), max(of)}))
+        for of in (*zip(*sizes), [case.seeds for _, case in cases])
+    )
+    caveat = f"small and short: V = {vocab}, {steps} steps, {seeds} seed{'s' * (seeds != '1')}"
+    return Claim(
+        "Each method trains from shards, and its paper's trends appear (PGM, Table 1; MDM-Prime, Tables 2 to 4; "
+        "ARMD, Tables 2 and 3; Gumbel Distillation, Tables 1, 3 and 4)",
+        f"of {len(cases)} measured differences {counts['supported']} are supported, {counts['open']} open, "
+        f"{counts['contradicted']} contradicted; supported: {'; '.join(yes) or 'none'}",
+        overall(counts),
+        f"{caveat}; not run: {', '.join(missing)}" if missing else caveat,
+    )
+
+
+def overall(counts: Mapping[str, int]) -> str:
+    """One verdict for all measured differences."""
+    if counts["supported"]:
+        return "partly supported" if counts["open"] + counts["contradicted"] else "supported"
+    return "contradicted" if counts["contradicted"] else "open"
 
 
 def weak_teacher(page: Page, found: Any, by: Students) -> None:
-    """Whether students know the language better than the teacher of all methods, which judges what they write."""
+    """Whether students know the language better than the teacher of all methods, which judges their samples."""
     judge = found["corpus"]["perplexity"]
     if "ar" in by and (own := math.exp(sum(values(by["ar"], "orders", "S = 1")) / len(by["ar"]))) < judge:
         page.warn(
-            f"Methods: the teacher that judges what is written is weaker than some that it judges: held-out perplexity {judge:.2f}, of ARMD's `ar`, which has no teacher, {own:.2f} after {found['training']['steps']} steps. Those that it "
-            "teaches have bounds above it (tables). The papers' judges are far above all students."
+            "The teacher that judges the samples is weaker than some students: its held-out perplexity is "
+            f"{judge:.2f}. ARMD's `ar`, which has no teacher, reaches {own:.2f} after {found['training']['steps']} "
+            "steps. Students of this teacher have bounds above it (tables). The papers' judges are far above all "
+            "students."
         )
+
+
+def tuned_ar(page: Page, by: Students) -> None:
+    """What strided fine-tuning gains for a student that has seen no other order before."""
+    before = {done["seed"]: done for done in by.get("ar", [])}
+    tuned = [(before[done["seed"]], done) for done in by.get("ar + strided", []) if done["seed"] in before]
+    if tuned:
+        told = "; ".join(
+            f"S = {s}: {shown([gained(a, b, s, lost) - gained(a, b, 1, lost) for a, b in tuned], 3, sign=True)}"
+            for s in (2, 4)
+        )
+        page.say(f"The last difference for `ar`, which has seen no other order before, in nats: {told}.")
 
 
 def values(those: Sequence[Any], *keys: str) -> list[float]:
@@ -70,7 +145,7 @@ def values(those: Sequence[Any], *keys: str) -> list[float]:
 
 
 def written(by: Students, which: Sequence[str]) -> list[list[str]]:
-    """Rows of generative perplexity and entropy, one for each student, a column for each number of passes or streams."""
+    """Generative perplexity and entropy: a row for each student, a column for each number of passes or streams."""
     rows = []
     for name, those in by.items():
         if all("written" in done for done in those):
@@ -100,21 +175,29 @@ def pgm(page: Page, found: Any, by: Students) -> None:
         for name, those in by.items()
     ]
     page.say(
-        "Validation loss (nats per token, one bound for all: each group of the same partitions predicted from the other) by steps of equal batches. Partitions are those of the shards. `complementary` has two passes a row, one for each group, "
-        "so twice the work of a step (the paper marks its row so, too).",
+        "Validation loss in nats per token by steps of equal batches. One bound serves all: each group of the same "
+        "partitions, those of the shards, is predicted from the other.",
+        "`complementary` has two passes a row, one for each group: twice the work of a step. The paper marks its row "
+        "so, too.",
         table(["student", "seeds", "parameters", *(str(step) for step in steps)], rows),
     )
     trends(
         page,
-        "MDLM with complementary masks below MDLM at equal steps (PGM, Table 1, LM1B), nats",
+        "MDLM with complementary masks below MDLM at equal steps",
+        "PGM, Table 1, LM1B",
+        "nats",
         {"": by_seed(by.get("complementary", []), by.get("mdlm", []), "validation")},
-        "Both halves of a row are two rows of one text: where rows are few and short, as many other texts would teach more.",
+        "Both halves of a row come from one text. With few short rows, as many other texts would teach more.",
     )
     trends(
         page,
-        "PGM below MDLM with as many layers at equal steps (PGM, Table 1, LM1B), nats",
+        "PGM below MDLM with as many layers at equal steps",
+        "PGM, Table 1, LM1B",
+        "nats",
         {"": by_seed(by.get("pgm", []), by.get("mdlm", []), "validation")},
-        "PGM's decoder has queries that know their position alone and half of the layers only; rows of 32 tokens leave it half a row to read, where the paper's have 128 and twelve layers. And on OWT the paper's own PGM of as many layers as MDLM is a little above it.",
+        "PGM's decoder has queries that know only their position, and half of the layers. Rows of 32 tokens leave it "
+        "half a row to read; the paper has rows of 128 and twelve layers. On OWT the paper's own PGM with as many "
+        "layers as MDLM is slightly above it, too.",
     )
 
 
@@ -123,43 +206,98 @@ def prime(page: Page, found: Any, by: Students) -> None:
     for name, those in by.items():
         kind, digits = name.split()
         first = by.get(f"{kind} 1", []) if digits != "1" else []
-        rows.append([
-            f"`{name}`", str(len(those)), f"{100 * found['idle_step_ratio'][kind][digits]:.2f} %", shown(values(those, "validation"), 3),
-            shown(by_seed(those, first, "validation"), 3, sign=True), f"{found['of_the_perfect'][kind][digits]:.3f}",
-            shown(values(those, "bound"), 3), shown([math.exp(value) for value in values(those, "bound")], 2), shown(by_seed(those, first, "bound"), 3, sign=True),
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"`{name}`",
+                str(len(those)),
+                f"{100 * found['idle_step_ratio'][kind][digits]:.2f} %",
+                shown(values(those, "validation"), 3),
+                shown(by_seed(those, first, "validation"), 3, sign=True),
+                f"{found['of_the_perfect'][kind][digits]:.3f}",
+                shown(values(those, "bound"), 3),
+                shown([math.exp(value) for value in values(those, "bound")], 2),
+                shown(by_seed(those, first, "bound"), 3, sign=True),
+            ]
+        )
     page.say(
-        "`text ℓ` and `images ℓ`: tokens as ℓ digits; ℓ = 1 is MDLM. Images: scikit-learn's handwritten digits, 8 × 8 pixels of 16 levels. Nats per token of held-out rows; idle steps: "
-        "Eq. A6 with as many steps as positions. Eq. 5 is what students are trained with and what the paper calls a bound (A15); *of the perfect* is its value for a p that knows the share of each single token "
-        "(letters, or the levels of each pixel) of these rows: their entropy for ℓ = 1, less for others. The *bound* counts what a reverse step costs, the masked digits one by one by the margins of the same p; perplexity is of it.",
+        "- `text ℓ` and `images ℓ`: tokens as ℓ digits; ℓ = 1 is MDLM. Images are scikit-learn's handwritten digits, "
+        "8 × 8 pixels of 16 levels.\n"
+        "- Losses are nats per token of held-out rows.\n"
+        "- *idle steps*: Eq. A6 with as many steps as positions.\n"
+        "- *Eq. 5*: what students are trained with. The paper calls it a bound (A15).\n"
+        "- *Eq. 5 of the optimum*: its value for a p that knows the share of each single token (letter, or level of "
+        "a pixel) in these rows. For ℓ = 1 this is their entropy, for others less.\n"
+        "- *bound*: the cost of each reverse step, the masked digits one by one under the marginals of the same p. "
+        "*perplexity* is of this bound.",
         table(
-            ["student", "seeds", "idle steps", "Eq. 5", "− ℓ = 1", "of the perfect", "bound", "perplexity", "− ℓ = 1"],
+            [
+                "student",
+                "seeds",
+                "idle steps",
+                "Eq. 5",
+                "− ℓ = 1",
+                "Eq. 5 of the optimum",
+                "bound",
+                "perplexity",
+                "− ℓ = 1",
+            ],
             rows,
         ),
     )
     page.warn(
-        f"MDM-Prime's Eq. 5 is no bound on −ln p for ℓ > 1, against its A15: it takes the masked digits of a token jointly, a reverse step unmasks one. Two equally likely tokens whose two digits are equal have an entropy of "
-        f"{math.log(2):.3f} nats, and a perfect p has {math.log(2) / 2:.3f} by Eq. 5 (H less half of what the digits tell of each other). A lower Eq. 5 at a larger ℓ is no better likelihood by itself, here or in the paper's perplexities; "
-        "the table has a bound beside it."
+        "For ℓ > 1 Eq. 5 of MDM-Prime is no bound on −ln p, against its A15. The loss takes the masked digits of a "
+        "token jointly, but a reverse step unmasks one."
     )
-    for kind, where, lengths, why in (
-        ("text", "Table 2, OWT, by Eq. 5", ("2", "4"), "28 letters are digits of base 6 or 3 (36 or 81 strings, of which 8 or 53 are no letter), which say little of a letter before it is whole; the paper's gain is at V = 50,257, with digits of 15 to 225 values."),
+    page.warn(
+        f"Example: two equally likely tokens whose two digits are equal have an entropy of {math.log(2):.3f} nats. A "
+        f"perfect p has {math.log(2) / 2:.3f} by Eq. 5: H minus half of the mutual information of the digits. So a "
+        "lower Eq. 5 at a larger ℓ is no better likelihood by itself, here or in the paper's perplexities. The table "
+        "of MDM-Prime has a bound beside it."
+    )
+    page.contradict("For ℓ > 1 Eq. 5 of MDM-Prime is no bound on −ln p, against its A15.")
+    for kind, where, lengths, why in PRIME_TRENDS:
+        below = f"ℓ = {' and '.join(lengths)} below ℓ = 1 on {kind}"
+        first = by.get(f"{kind} 1", [])
+        for measure in ("validation", "bound"):
+            is_own = measure == "bound"
+            trends(
+                page,
+                f"{below}, by *bound*" if is_own else below,
+                "our measure" if is_own else f"MDM-Prime, {where}",
+                "nats",
+                {f"ℓ = {digits}": by_seed(by.get(f"{kind} {digits}", []), first, measure) for digits in lengths},
+                PRIME_BOUND if is_own else why,
+                is_own_measure=is_own,
+            )
+
+
+PRIME_TRENDS = (
+    (
+        "text",
+        "Table 2, OWT, by Eq. 5",
+        ("2", "4"),
         (
-            "images", "Tables 3 and 4, ℓ = 2 alone", ("2",),
-            ("The paper judges images by the FID of samples, here it is likelihood: another figure, on which finer steps of sampling have no bearing. It trains images without weights and with α_t = (1 − t)^3; "
-            "here it is Eq. 5 with its weights and α_t = 1 − t."),
+            "28 letters are digits of base 6 or 3: 36 or 81 strings, of which 8 or 53 are no letter. One digit says "
+            "little about a letter. The paper's gain is at V = 50,257, with digits of 15 to 225 values."
         ),
-    ):  # fmt: skip
-        trends(
-            page, f"ℓ = {' and '.join(lengths)} below ℓ = 1 on {kind} (MDM-Prime, {where}), nats",
-            {f"ℓ = {digits}": by_seed(by.get(f"{kind} {digits}", []), by.get(f"{kind} 1", []), "validation") for digits in lengths}, why,
-        )  # fmt: skip
-        trends(
-            page, f"the same by the bound of single digits ({kind}), ℓ = {' and '.join(lengths)} below ℓ = 1, nats",
-            {f"ℓ = {digits}": by_seed(by.get(f"{kind} {digits}", []), by.get(f"{kind} 1", []), "bound") for digits in lengths},
-            "A perfect p has the entropy by this bound at every ℓ (the chain rule over a random order of the digits), so that no ℓ is better by itself. What lies above comes of training: more to learn in as many steps, and by Eq. 5, which is "
-            "another objective.",
-        )  # fmt: skip
+    ),
+    (
+        "images",
+        "Tables 3 and 4, ℓ = 2 alone",
+        ("2",),
+        (
+            "The paper judges images by the FID of samples. This table has the likelihood, on which finer steps of "
+            "sampling have no effect. The paper trains images without weights and with α_t = (1 − t)^3. These "
+            "students have the weights of Eq. 5 and α_t = 1 − t."
+        ),
+    ),
+)
+"""Kind of data, the paper's table, numbers of digits, and why the trend may not show."""
+PRIME_BOUND = (
+    "By this bound a perfect p reaches the entropy at every ℓ (the chain rule over a random order of the digits). No "
+    "ℓ is better by itself. The excess comes from training: more to learn in as many steps, and Eq. 5 is another "
+    "objective."
+)
 
 
 def armd(page: Page, found: Any, by: Students) -> None:
@@ -178,47 +316,56 @@ def armd(page: Page, found: Any, by: Students) -> None:
         )
         rows.append([f"`{name}`", str(len(those)), *cells])
     page.say(
-        "Perplexity of held-out text by order: left to right (S = 1), S streams at a time, any order (of `mdlm`: its bound). `… + strided` is the student above it trained on for a quarter of the steps with "
-        "the strided orders of the shards.",
+        "Perplexity of held-out text by order: left to right (S = 1), S streams at a time, any order (for `mdlm`: "
+        "its bound). `… + strided` is the student above it, trained on for a quarter of the steps with the strided "
+        "orders of the shards.",
         table(["student", "seeds", *orders], rows),
     )
     streams = [order for order in orders if order.startswith("S")]
     page.say(
-        "What they write S tokens at a time (generative perplexity under the teacher, entropy):",
+        "Samples of S tokens at a time: generative perplexity under the teacher, then entropy in nats:",
         table(["student", "seeds", *streams], [*written(by, streams), corpus_row(found, len(streams))]),
     )
     mdlm = {done["seed"]: done["validation"] for done in by.get("mdlm", [])}
     trends(
-        page, "progressive ARMD below MDLM's bound at equal steps (ARMD, Table 2), nats",
+        page,
+        "progressive ARMD below MDLM's bound at equal steps",
+        "ARMD, Table 2",
+        "nats",
         {"": [done["validation"] - mdlm[done["seed"]] for done in by.get("progressive", []) if done["seed"] in mdlm]},
-        "MDLM's figure is a bound of any order, ARMD's the likelihood of one.",
-    )  # fmt: skip
+        "MDLM's figure is a bound over all orders, ARMD's the likelihood of one.",
+    )
     ar = {done["seed"]: done["orders"]["S = 1"] for done in by.get("ar", [])}
     trends(
-        page, "progressive ARMD below the autoregressive model at equal steps, left to right (ARMD, Table 2), nats",
+        page,
+        "progressive ARMD below the autoregressive model at equal steps, left to right",
+        "ARMD, Table 2",
+        "nats",
         {"": [done["orders"]["S = 1"] - ar[done["seed"]] for done in by.get("progressive", []) if done["seed"] in ar]},
-        "The paper's ARMD has 1M steps beside the Transformer's figure, which is another paper's; here both have the same steps, and the progressive student spends a part of them on other orders.",
-    )  # fmt: skip
+        "The paper's ARMD has 1M steps, and the Transformer's figure is another paper's. Here both have the same "
+        "steps, and the progressive student spends a part of them on other orders.",
+    )
     after = {done["seed"]: done for done in by.get("progressive + strided", [])}
     both = [(done, after[done["seed"]]) for done in by.get("progressive", []) if done["seed"] in after]
     trends(
-        page, "strided fine-tuning brings S tokens at a time nearer to one: perplexity of what is written (ARMD, Table 3), ln of the ratio to before, less that of S = 1, which more steps make better, too",
+        page,
+        "strided fine-tuning lowers the generative perplexity of S tokens at a time more than that of one",
+        "ARMD, Table 3",
+        "ln of the ratio of after to before, less that of S = 1",
         {f"S = {s}": [gained(a, b, s, wrote) - gained(a, b, 1, wrote) for a, b in both] for s in (2, 4)},
-        "The progressive student reads S streams nearly as well as one already, with rows of 32 tokens and ρ up to a quarter of them, so that fine-tuning has little to mend; 64 rows are written.",
-    )  # fmt: skip
+        "The progressive student already reads S streams nearly as well as one. Rows have 32 tokens and ρ is at most "
+        "a quarter of them, so fine-tuning has little to improve. The samples are 64 rows.",
+    )
     trends(
-        page, "the same by the likelihood of held-out text (ARMD, strided fine-tuning, less S = 1), nats",
+        page,
+        "strided fine-tuning lowers the loss of held-out text at S more than at one",
+        "ARMD, strided fine-tuning; our measure",
+        "nats, less those of S = 1",
         {f"S = {s}": [gained(a, b, s, lost) - gained(a, b, 1, lost) for a, b in both] for s in (2, 4)},
-        "The progressive student reads S streams nearly as well as one already: what more steps give, they give at S = 1, too.",
-    )  # fmt: skip
-    before = {done["seed"]: done for done in by.get("ar", [])}
-    tuned = [(before[done["seed"]], done) for done in by.get("ar + strided", []) if done["seed"] in before]
-    if tuned:
-        told = "; ".join(
-            f"S = {s}: {shown([gained(a, b, s, lost) - gained(a, b, 1, lost) for a, b in tuned], 3, sign=True)}"
-            for s in (2, 4)
-        )
-        page.say(f"The same of `ar`, which has never seen another order before (held-out text, nats): {told}.")
+        "The progressive student already reads S streams nearly as well as one: what more steps gain, they gain at S "
+        "= 1, too.",
+        is_own_measure=True,
+    )
 
 
 def lost(done: Any, streams: int) -> float:
@@ -247,26 +394,32 @@ def bd3lm(page: Page, found: Any, by: Students) -> None:
         for name, those in by.items()
     ]
     page.say(
-        "Blocks of 4 and 16, each without and with replayed noise. Bound on −ln p in nats per token of held-out rows; of students with noise under noise of the prior (a bound by Jensen's inequality), and "
-        "conditional on the text's own noise, which is no bound.",
+        "Blocks of 4 and 16, each without and with replayed noise. *bound* is on −ln p in nats per token of held-out "
+        "rows; students with noise see noise of the prior (a bound by Jensen's inequality). *conditional* is under "
+        "the text's own noise and no bound.",
         table(["student", "seeds", "bound", "conditional"], rows),
-        "What they write (generative perplexity under the teacher, entropy; NFE counts the passes of all blocks):",
+        "Samples: generative perplexity under the teacher, then entropy in nats. NFE counts the passes of all blocks.",
         table(
             ["student", "seeds", *(f"NFE {n}" for n in passes)], [*written(by, passes), corpus_row(found, len(passes))]
         ),
     )
     trends(
         page,
-        "blocks of 4 below blocks of 16 (BD3-LM; ARMD, Table 2), nats",
+        "blocks of 4 below blocks of 16",
+        "BD3-LM; ARMD, Table 2",
+        "nats",
         {"": by_seed(by.get("4", []), by.get("16", []), "validation")},
-        "A row has two blocks of 16 alone.",
+        "A row has only two blocks of 16.",
     )
-    for size, alone in (("4", ""), ("16", ", which has L' = 4 alone")):
+    for size, alone in (("4", ""), ("16", ", which has only L' = 4")):
         trends(
             page,
-            f"generative perplexity lower with noise, L' = {size} (Gumbel distillation, Table 1{alone}), ln of the ratio",
+            f"generative perplexity lower with noise, L' = {size}",
+            f"Gumbel Distillation, Table 1{alone}",
+            LN,
             ratios(by, f"{size} noise", size, passes),
-            f"Noise has to be learned first: after so few steps the prior's still costs these students more than no noise does (bounds above), and within a block of {size} letters there is little to agree on.",
+            "Students must learn to use noise first: after so few steps noise of the prior still costs more than no "
+            f"noise does (bounds above). Within a block of {size} letters there is little to agree on.",
         )
 
 
@@ -293,8 +446,10 @@ def medusa(page: Page, found: Any, by: Students) -> None:
                     ]
                 )
     page.say(
-        "Acceptance in % of the proposals that were verified (those before them accepted), typical acceptance with ε = 0.1 and δ = 1, teacher frozen; then how often a head's likeliest token is the "
-        "held-out text's, in %, where `noise` sees the text's own noise.",
+        "- *offset 1* to *3*: acceptance in % of the verified proposals, those whose predecessors were accepted.\n"
+        "- Acceptance is typical acceptance with ε = 0.1 and δ = 1; the teacher is frozen.\n"
+        "- *right*: how often, in %, a head's likeliest token is the held-out text's. Heads of `noise` see the "
+        "text's own noise.",
         table(
             [
                 "heads",
@@ -321,17 +476,20 @@ def medusa(page: Page, found: Any, by: Students) -> None:
     ]
     trends(
         page,
-        "heads are accepted less without noise (Gumbel distillation, Table 3), share without − with",
+        "heads are accepted less without noise",
+        "Gumbel Distillation, Table 3",
+        "share without − with",
         {
-            f"head {j + 1}": [of[done["seed"]][j] - done["drawn"]["rates"][j] for done in by.get("noise", []) if done["seed"] in of]
+            f"head {j + 1}": [
+                of[done["seed"]][j] - done["drawn"]["rates"][j] for done in by.get("noise", []) if done["seed"] in of
+            ]
             for j in range(3)
         },
-        f"Noise does tell a head its token (head 1 finds it in {right[0]:.0f} % with the text's own noise, in {right[1]:.0f} % without), and typical acceptance does not ask for it: it takes whatever the teacher "
-        "finds likely enough. A head without noise always proposes its likeliest letter, which passes more often than the one that was drawn.",
+        f"Noise does tell a head its token: head 1 finds it in {right[0]:.0f} % with the text's own noise, in "
+        f"{right[1]:.0f} % without. Typical acceptance does not ask for that token: it takes whatever the teacher "
+        "finds likely enough. A head without noise always proposes its likeliest letter, which passes more often "
+        "than the drawn one.",
         errors,
-    )  # fmt: skip
-    page.say(
-        "Intervals of these differences are the wider ones of those over seeds and those of the counts of proposals (binomial), as three seeds may agree by chance."
     )
 
 
@@ -354,33 +512,45 @@ def distill(page: Page, found: Any, by: Students) -> None:
         for name, those in by.items()
     ]
     page.say(
-        f"MDLM without a teacher, taught by the {found['training']['topk']} likeliest tokens of the shards, and with replayed noise. Bound on −ln p in nats per token of held-out rows; of `noise` under noise of "
-        "the prior, and conditional on the text's own noise, which is no bound.",
+        f"MDLM without a teacher, taught by the {found['training']['topk']} likeliest tokens of the shards, and with "
+        "replayed noise. *bound* is on −ln p in nats per token of held-out rows; `noise` sees noise of the prior. "
+        "*conditional* is under the text's own noise and no bound.",
         table(["student", "seeds", "bound", "conditional"], rows),
-        "What they write (generative perplexity under the teacher, entropy):",
+        "Samples: generative perplexity under the teacher, then entropy in nats.",
         table(
             ["student", "seeds", *(f"NFE {n}" for n in passes)], [*written(by, passes), corpus_row(found, len(passes))]
         ),
     )
     trends(
         page,
-        "generative perplexity lower with noise than of MDLM (Gumbel distillation, Table 4 and Figure 3), ln of the ratio",
+        "generative perplexity lower with noise than that of MDLM",
+        "Gumbel Distillation, Table 4 and Figure 3",
+        LN,
         ratios(by, "noise", "mdlm", passes),
-        "Noise has to be learned first: the prior's still costs more than no noise does (bounds above).",
+        "Students must learn to use noise first: noise of the prior still costs more than no noise does (bounds "
+        "above).",
     )
     k, vocab = found["training"]["topk"], found["training"]["vocab"]
-    soft = f"The {k} likeliest of {vocab} letters are nearly the teacher's whole distribution (of 50,257 words they are not), soft targets teach faster in so few steps, and the judge of what is written is that very teacher. "
+    soft = (
+        f"The {k} likeliest of {vocab} letters are nearly the teacher's whole distribution; of 50,257 words they are "
+        "not. Soft targets teach faster in so few steps. The judge of the samples is that very teacher."
+    )
+    reverse = " Our order is the reverse wherever there are several passes." if wrong_way(by, passes) else ""
     trends(
         page,
-        "generative perplexity lower with noise than of token-level distillation (Gumbel distillation, Table 4, its main order), ln of the ratio",
+        "generative perplexity lower with noise than that of token-level distillation",
+        "Gumbel Distillation, Table 4, its main order",
+        LN,
         ratios(by, "noise", "topk", passes),
-        soft + "Our order is the other way round wherever there are several passes." if wrong_way(by, passes) else soft,
+        f"{soft}{reverse}",
     )
     trends(
         page,
-        "generative perplexity lower of MDLM than of token-level distillation (Gumbel distillation, Table 4), ln of the ratio",
+        "generative perplexity of MDLM lower than that of token-level distillation",
+        "Gumbel Distillation, Table 4",
+        LN,
         ratios(by, "mdlm", "topk", passes),
-        soft.strip(),
+        soft,
     )
 
 
@@ -389,7 +559,7 @@ def wrong_way(by: Students, passes: Sequence[str]) -> bool:
     return all(sum(gaps) > 0 for n, gaps in ratios(by, "noise", "topk", passes).items() if gaps and n != "NFE 1")
 
 
-PARTS: list[tuple[str, str, Callable[[Page, Any, Students], None]]] = [
+PARTS: list[tuple[str, str, Part]] = [
     ("pgm", "PGM: complementary partitions against MDLM", pgm),
     ("prime", "MDM-Prime: ℓ = 1, 2, 4", prime),
     ("armd", "ARMD: progressive and strided orders", armd),

@@ -1,20 +1,24 @@
-"""What the parts of the page of proofs are made of: means and intervals, tables, plots."""
+"""What the pages of proofs are made of: means and intervals, tables, runs, and the page itself."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from page_plot import Plot, Points
+from page_wrap import wrapped
+
+if TYPE_CHECKING:
+    from page_trends import Trend
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-COLOURS = ["#1b6ca8", "#c8553d", "#3a7d44", "#8e5ea2", "#b8860b", "#555555", "#00897b", "#d81b60"]
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262, 11: 2.228, 12: 2.201}
 """Student's t: the 97.5 % quantile of a mean of so many values."""
-
-Points = Sequence[tuple[float, float]]
 
 
 def mean_and_half(values: Sequence[float]) -> tuple[float, float]:
@@ -33,7 +37,7 @@ def shown(values: Sequence[float], digits: int, sign: bool = False) -> str:
         return ""
     mean, half = mean_and_half(values)
     plus = "+" if sign else ""
-    return f"{mean:{plus}.{digits}f}" if math.isnan(half) else f"{mean:{plus}.{digits}f} ± {half:.{digits}f}"
+    return f"{mean:{plus},.{digits}f}" if math.isnan(half) else f"{mean:{plus},.{digits}f} ± {half:,.{digits}f}"
 
 
 def mean_of(batches: Sequence[float], targets: Sequence[int]) -> float:
@@ -44,8 +48,8 @@ def mean_of(batches: Sequence[float], targets: Sequence[int]) -> float:
 def over_seeds(of_seeds: Sequence[Sequence[float]], targets: Sequence[int], digits: int, sign: bool = False) -> str:
     """A mean ± half of its 95 % interval, of batches of the same rows for each seed.
 
-    The rows are the same for all seeds, so that batches of two seeds are not independent: there is one mean of each seed, and the interval is over these. Of one
-    seed there is only the one over its batches, and "(rows)" says so.
+    The rows are the same for all seeds, so batches of two seeds are not independent: there is one mean of each seed,
+    and the interval is over these. Of one seed there is only the interval over its batches, marked "(rows)".
     """
     if len(of_seeds) != 1:
         return shown([mean_of(batches, targets) for batches in of_seeds], digits, sign)
@@ -60,12 +64,18 @@ def over_seeds(of_seeds: Sequence[Sequence[float]], targets: Sequence[int], digi
     return f"{mean:{plus}.{digits}f} ± {half:.{digits}f} (rows)"
 
 
-def binomial(hits: int, of: int) -> str:
-    """A rate in % with Wilson's 95 % interval."""
+def wilson(hits: int, of: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a rate, in %."""
     z, p = 1.96, hits / of
     middle, half = p + z * z / (2 * of), z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
     low, high = ((middle + sign * half) / (1 + z * z / of) for sign in (-1, 1))
-    return f"{100 * p:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+    return 100 * low, 100 * high
+
+
+def binomial(hits: int, of: int) -> str:
+    """A rate in % with Wilson's 95 % interval."""
+    low, high = wilson(hits, of)
+    return f"{100 * hits / of:.1f} ({low:.1f} to {high:.1f})"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -88,16 +98,19 @@ def made_of(found: Any) -> str:
     return "; ".join(f"{of['commit']}{' of ' + of['date'] if of['date'] else ''}" for of in found.get("made") or [])
 
 
-def ran(found: Any) -> str:
-    """Students, time, machine, commit of a result, in a sentence."""
+def run_of(file: str, command: str, found: Any) -> list[str]:
+    """A result of students as a line of the table of runs."""
     students = found["students"]
     machine = found.get("machine") or next((done["machine"] for done in students if "machine" in done), None)
     timed = [done["seconds"] for done in students if done.get("seconds") is not None]
-    words = [f"{counted(len(students), 'student')} in {sum(timed):.0f} s by the clock, one thread each"]
-    if machine:
-        words.append(f"({machine_of({'machine': machine})})")
-    made = made_of(found)
-    return " ".join(words) + (f"; commit {made}." if made else "; commit not recorded.")
+    return [
+        f"`{file}`",
+        f"`{command}`",
+        str(len(students)),
+        f"{sum(timed):,.0f} s",
+        machine_of({"machine": machine}) if machine else "not recorded",
+        made_of(found) or "not recorded",
+    ]
 
 
 def of_students(students: Sequence[Any], key: str) -> dict[str, list[Any]]:
@@ -125,98 +138,75 @@ def curves(by: Mapping[str, Sequence[Any]]) -> dict[str, Points]:
 
 
 @dataclass(frozen=True)
-class Plot:
-    """Lines through points; ``log``: the horizontal axis has base 2."""
+class Claim:
+    """A line of the first table of docs/PROOF.md."""
 
-    title: str
-    across: str
-    up: str
-    series: Mapping[str, Points]
-    log: bool = False
+    claim: str
+    evidence: str
+    verdict: str
+    caveat: str
 
-    def draw(self, file: pathlib.Path) -> None:
-        """As PNG, by matplotlib (scripts/pins/proof.txt)."""
-        import matplotlib
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
-        figure, axes = pyplot.subplots(figsize=(7.2, 4.0), dpi=100)
-        for i, (name, points) in enumerate(self.series.items()):
-            x, y = zip(*points)
-            axes.plot(
-                x, y, label=name, color=COLOURS[i % len(COLOURS)], marker="o" if len(x) <= 8 else None, linewidth=1.5
-            )
-        if self.log:
-            axes.set_xscale("log", base=2)
-            marks = sorted({x for points in self.series.values() for x, _ in points})
-            axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
-        axes.set_title(self.title)
-        axes.set_xlabel(self.across)
-        axes.set_ylabel(self.up)
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False, fontsize="small")
-        figure.tight_layout()
-        figure.savefig(file, metadata={"Software": None})
-        pyplot.close(figure)
+RUN_HEAD = ("result", "command", "students", "time", "machine", "commit")
 
 
 class Page:
-    """The page as it grows, and the plots beside it."""
+    """A page of details as it grows, and the plots beside it."""
 
     def __init__(self, results: pathlib.Path, page: pathlib.Path) -> None:
         self.results, self.page = results, page
+        self.title = self.about = ""
+        self.introduction: list[str] = []
         self.first: list[str] = []
+        self.contradictions: list[str] = []
         self.parts: list[str] = []
+        self.runs: list[list[str]] = []
+        self.trends: list[Trend] = []
         self.plots: dict[str, Plot] = {}
+        self.claim: Claim | None = None
 
     def read(self, name: str) -> Any:
         file = self.results / name
         return json.loads(file.read_text()) if file.exists() else None
 
+    def begin(self, title: str, about: str, *introduction: str) -> None:
+        """``about``: what the page holds, in the index of docs/PROOF.md."""
+        self.title, self.about, self.introduction = title, about, list(introduction)
+
     def say(self, *parts: str) -> None:
         self.parts += parts
 
+    def missing(self, what: str, command: str) -> None:
+        self.say(f"**Missing:** docs/proof has no {what}. `{command}` makes it.")
+
     def warn(self, line: str) -> None:
-        """What stands at the top of the page: what contradicts a paper or our own words, and what is missing."""
+        """What the page tells before its results: what contradicts a paper or our documents, and what is missing."""
         self.first.append(line)
+
+    def contradict(self, line: str) -> None:
+        """What docs/PROOF.md lists, too: a paper's result that ours contradicts."""
+        self.contradictions.append(line)
 
     def plot(self, name: str, what: str, plot: Plot) -> None:
         self.plots[name] = plot
-        self.say(f"![{what}]({self.results.name}/{name})")
+        self.say(f"![{what}]({name})")
+
+    def text(self) -> str:
+        """The page in Markdown."""
+        up = pathlib.PurePath(os.path.relpath(self.page, self.results)).as_posix()
+        parts = [f"# {self.title}", *self.introduction, f"Summary of all experiments: [{self.page.name}]({up})."]
+        if self.first:
+            parts += ["## Contradictions and limits", "\n".join(f"- {line}" for line in self.first)]
+        parts += self.parts
+        if self.runs:
+            note = ["Time is the sum over all students, of one thread each, unless the students column says otherwise."]
+            parts += ["## Runs", *(note if any(run[2] for run in self.runs) else []), table(RUN_HEAD, self.runs)]
+        return document(parts)
 
 
-def trends(
-    page: Page, words: str, of: Mapping[str, Sequence[float]], why: str, at_least: Mapping[str, float] | None = None
-) -> None:
-    """A trend of a paper, measured once or several times: ``of`` has what should be below 0, one value of each seed.
-
-    Where a mean is on the wrong side the page says so at its top, significant or not, with ``why`` that may be at this size. ``at_least``: half of an interval
-    that is known from counts, for where few seeds agree by chance; the wider one is taken.
-    """
-    numbers = {len(gaps) for gaps in of.values() if gaps}
-    kind, against = ("Measured otherwise than the paper does", "not as the paper's trend would have it")
-    if not words.startswith("the same by"):
-        kind, against = ("Trend of the paper", "on the wrong side of a paper")
-    lines, wrong = [], []
-    for label, gaps in of.items():
-        if not gaps:
-            continue
-        mean, half = mean_and_half(gaps)
-        half = max(half, (at_least or {}).get(label, 0.0))
-        far = f"{label + ': ' if label else ''}{mean:+.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")
-        if len(numbers) > 1:
-            far += f" of {counted(len(gaps), 'seed')}"
-        if not math.isnan(half) and abs(mean) > half:
-            verdict = "**shows**" if mean < 0 else "**the opposite shows**"
-        else:
-            verdict = f"**open**, {'on its side' if mean < 0 else 'on the wrong side'}{', one seed' if math.isnan(half) else ''}"
-        lines.append(f"{far} ({verdict})")
-        if mean >= 0:
-            wrong.append(far + (" (beyond its interval)" if verdict.startswith("**the") else ""))
-    if not lines:
-        return
-    seeds = " to ".join(str(number) for number in sorted(numbers)) + f" seed{'s' * (numbers != {1})}"
-    page.say(f"{kind}: {words} ({seeds}): {'; '.join(lines)}.{f' Why that may be: {why}' if wrong else ''}")
-    if wrong:
-        page.warn(f"{against[0].upper()}{against[1:]}: {words} ({seeds}): {'; '.join(wrong)}. {why}")
+def document(parts: Sequence[str]) -> str:
+    """Parts as a Markdown file."""
+    generated = (
+        "<!-- Generated by research/proof/page.py from docs/proof/*.json. Edit the code, then run `make proof`. -->"
+    )
+    return "\n\n".join([generated, *(wrapped(part) for part in parts)]) + "\n"

@@ -61,21 +61,29 @@ def test_results_name_no_place_on_a_machine_and_keep_nothing_of_theirs(found: An
 
 def test_the_page_tells_a_contradiction_first(found: Any, tmp_path: pathlib.Path) -> None:
     page = import_module("page")
-    (tmp_path / "official.json").write_text(json.dumps(found))
-    words, _ = page.made(tmp_path, tmp_path / "PROOF.md")
-    first, section = words.split("## Against the official code")[0], words.split("## Against the official code")[1]
-    for of in found["comparisons"]:
-        assert f"| {of['name']} |" in section
-        told = f"Official code, {of['name']} (" in first
-        assert told == of.get("why", {}).get("first", False), of["name"]
-    assert "Official code: none is public for ARMD." in first and "not seen: none" in section
+
+    def made(of: Any) -> tuple[str, str, str]:
+        """The first page, and the page on official code before and after its first table; lines joined."""
+        (tmp_path / "official.json").write_text(json.dumps(of))
+        texts, _ = page.made(tmp_path, tmp_path / "PROOF.md")
+        first, section = texts[tmp_path / "official.md"].split("## Results by paper")
+        return " ".join(texts[tmp_path / "PROOF.md"].split()), " ".join(first.split()), section
+
+    front, first, section = made(found)
+    assert all(f"| {of['name']} |" in section for of in found["comparisons"])
+    against = [of["name"] for of in found["comparisons"] if of.get("why", {}).get("first")]
+    assert against and f"against a paper or our defaults: {'; '.join(against)}." in first
+    assert (
+        "No code is public for: Gumbel Distillation, Medusa heads; ARMD." in first and "not detected: none" in section
+    )
+    assert "Authors' code, " not in front
     wrong = json.loads(json.dumps(found))
     wrong["comparisons"][0]["verdict"] = "contradiction"
     wrong["mistakes"][0]["seen_by"] = []
-    (tmp_path / "official.json").write_text(json.dumps(wrong))
-    first = page.made(tmp_path, tmp_path / "PROOF.md")[0].split("## Against the official code")[0]
-    assert f"Official code: {wrong['comparisons'][0]['name']}: ours is not theirs" in first
-    assert f"mistakes of ours that no comparison sees: {wrong['mistakes'][0]['mistake']}" in first
+    front, first, _ = made(wrong)
+    told = f"{wrong['comparisons'][0]['name']}: our result is not the authors'"
+    assert told in first and f"Authors' code, {told}" in front
+    assert f"No comparison detects these deliberate mistakes: {wrong['mistakes'][0]['mistake']}." in first
 
 
 THEIRS = """

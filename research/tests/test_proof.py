@@ -1,4 +1,4 @@
-"""The page of proofs: it is what its raw results make, its intervals are right, and noise without loss is what the shards store."""
+"""The pages of proofs are what their results make, their intervals are right, and exact noise is what shards store."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from shared_fixtures import ROOT
 
-import stillhouse
-
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
@@ -26,31 +24,97 @@ def parts() -> ModuleType:
     return import_module("page_parts")
 
 
-def test_the_page_is_what_its_results_make(page: ModuleType) -> None:
-    words, plots = page.made(ROOT / "docs/proof", ROOT / "docs/PROOF.md")
-    assert (ROOT / "docs/PROOF.md").read_text() == words, "run `make proof`"
+@pytest.fixture(scope="module")
+def trends() -> ModuleType:
+    return import_module("page_trends")
+
+
+RAW_MAZE: dict[str, Any] = {
+    "paths": 1000,
+    "passes": [1, 2, 4, 8, 16],
+    "teachers": {"a": 990},
+    "paper": {"mdlm": [53.0] * 5, "gumbel": [82.0] * 5},
+    "seconds": 1,
+    "machine": {"processor": "x86_64", "cores": 2, "torch": "2"},
+    "jobs": 1,
+    "training": {
+        "layers": 4, "heads": 4, "width": 128, "epochs": 2, "batch": 256, "lr": 1e-3, "schedule": "cosine",
+    },
+}  # fmt: skip
+
+
+def maze_students(seed: int, **hits: int) -> list[dict[str, Any]]:
+    return [
+        {"variant": name.replace("_", " "), "seed": seed, "hits": [of] * 5, "loss": [1.0, 0.5]}
+        for name, of in hits.items()
+    ]
+
+
+def test_the_pages_are_what_their_results_make(page: ModuleType) -> None:
+    texts, plots = page.made(ROOT / "docs/proof", ROOT / "docs/PROOF.md")
+    for file, words in texts.items():
+        assert file.read_text() == words, f"{file.name}: run `make proof`"
+    assert {file for file in texts if file.parent.name == "proof"} == set((ROOT / "docs/proof").glob("*.md"))
     for name in plots:  # drawn by `make proof`, with a package that is not needed here
         assert (ROOT / "docs/proof" / name).read_bytes().startswith(b"\x89PNG"), name
     assert {file.name for file in (ROOT / "docs/proof").glob("*.png")} == set(plots)
 
 
-def test_what_is_missing_or_against_the_paper_stands_first(page: ModuleType, tmp_path: pathlib.Path) -> None:
-    words, plots = page.made(tmp_path, tmp_path / "PROOF.md")
-    assert words.count("**Missing:**") == 12 and not plots
-    students = [
-        {"variant": name, "seed": 0, "hits": [hits] * 5, "loss": [1.0, 0.5]}
-        for name, hits in (("mdlm", 600), ("stored 1", 500), ("fresh", 900))
-    ]
-    raw = {"paths": 1000, "passes": [1, 2, 4, 8, 16], "teachers": {"a": 990}, "paper": {"mdlm": [53.0] * 5, "gumbel": [82.0] * 5}, "seconds": 1, "machine": {"processor": "x86_64", "cores": 2, "torch": "2"}, "jobs": 1, "training": {"layers": 4, "width": 128, "epochs": 2, "batch": 256, "lr": 1e-3, "schedule": "cosine"}, "students": students}  # fmt: skip
+def test_the_first_page_is_short_and_names_every_page(page: ModuleType) -> None:
+    texts, _ = page.made(ROOT / "docs/proof", ROOT / "docs/PROOF.md")
+    first = texts[ROOT / "docs/PROOF.md"]
+    assert first.count("\n") <= 150
+    for name in page.PAGES:
+        assert f"(proof/{name}.md)" in first.split("## Pages")[1]
+    claims = [line for line in first.split("## Results")[1].split("![")[0].split("\n") if line.startswith("| ")]
+    assert len(claims) == 2 + len(page.PAGES) and all(line.count(" | ") == 3 for line in claims)
+
+
+def test_what_is_missing_or_against_the_paper_comes_first(page: ModuleType, tmp_path: pathlib.Path) -> None:
+    texts, plots = page.made(tmp_path, tmp_path / "PROOF.md")
+    assert "".join(texts.values()).count("**Missing:**") == 12 and not plots
+    assert texts[tmp_path / "PROOF.md"].count("**missing**") == len(page.PAGES)
+    raw = {**RAW_MAZE, "students": maze_students(0, mdlm=600, stored_1=500, fresh=900)}
     (tmp_path / "maze.json").write_text(json.dumps(raw))
-    words, plots = page.made(tmp_path, tmp_path / "PROOF.md")
-    first = words.split("## The maze")[0]
-    assert "`stored 1` (50.0 %) is not above `mdlm` (60.0 %)" in first
-    assert "teaches less than fresh noise (90.0 %)" in first
-    assert "`stored 1` (50.0 %) is below `mdlm` (60.0 %), against the paper." in first
-    assert "epochs 2 (paper: 200), lr 0.001 (paper: 0.0003)" in first and "share 1 teacher" in first
-    assert "maze.json was run with 1 seed instead of 5" in first
+    texts, plots = page.made(tmp_path, tmp_path / "PROOF.md")
+    told = " ".join(texts[tmp_path / "maze.md"].split("## How to read")[0].split())
+    against = "`stored 1` (50.0 %) is not above `mdlm` (60.0 %), against the paper."
+    assert against in told and against in " ".join(texts[tmp_path / "PROOF.md"].split())
+    assert "teaches less than fresh noise (90.0 %)" in told
+    assert "`stored 1` (50.0 %) is below `mdlm` (60.0 %), against the paper." in told
+    assert "epochs 2 (paper: 200), lr 0.001 (paper: 0.0003)" in told and "share 1 teacher" in told
+    assert "`maze.json` has 1 seed instead of 5" in told
+    assert texts[tmp_path / "PROOF.md"].count("| **open** |") == 1, "one seed has no interval"
     assert len(plots["maze.png"].series) == 3
+
+
+def test_the_plot_of_the_maze_has_intervals_and_both_ceilings(
+    page: ModuleType, parts: ModuleType, tmp_path: pathlib.Path
+) -> None:
+    students = [done for seed in (0, 1) for done in maze_students(seed, mdlm=50, stored_1=200 + 20 * seed)]
+    raw = {**RAW_MAZE, "students": [*students, *maze_students(0, fresh=300)]}
+    (tmp_path / "maze.json").write_text(json.dumps(raw))
+    plot = page.made(tmp_path, tmp_path / "PROOF.md")[1]["maze.png"]
+    mean, half = parts.mean_and_half([20.0, 22.0])
+    assert plot.series["stored 1"][0] == (1.0, mean)
+    assert plot.intervals["stored 1"][0] == (mean - half, mean + half)
+    assert plot.intervals["fresh"][0] == parts.wilson(300, 1000), "of one seed: that of its paths"
+    student, teacher = plot.ceilings.values()
+    assert [rate for _, rate in student] == list(import_module("page_maze").perfect())
+    assert [rate for _, rate in teacher] == [99.0, 99.0]
+
+
+def test_prose_is_wrapped_and_nothing_else_is() -> None:
+    wrap = import_module("page_wrap")
+    words = "word " * 40
+    assert max(len(line) for line in wrap.wrapped(words).split("\n")) <= 120
+    item, other = wrap.wrapped(f"- {words}\n- one").split("\n- ")
+    assert all(line.startswith("  ") for line in item.split("\n")[1:]) and other == "one"
+    for verbatim in (f"| {words} |", f"## {words}", f"```sh\n{words}\n```", f"![{words}](a.png)"):
+        assert wrap.wrapped(verbatim) == verbatim
+    for begin in range(100, 125):  # at no width does a line begin as a list would, or a figure lose its interval
+        lines = wrap.wrapped("x" * begin + " 5. - 1.0 ± 0.5 [a b](c d) `e f` # g").split("\n")
+        assert not any(line.startswith(("5. ", "- ", "# ", "± ", "0.5 ", "b](", "f`")) for line in lines)
 
 
 def test_intervals(parts: ModuleType) -> None:
@@ -65,13 +129,18 @@ def test_intervals(parts: ModuleType) -> None:
     assert parts.binomial(987, 1000) == f"98.7 ({100 * wilson.low:.1f} to {100 * wilson.high:.1f})"
 
 
-def test_a_trend_that_few_seeds_agree_on_by_chance_is_open(parts: ModuleType, tmp_path: pathlib.Path) -> None:
+def test_a_trend_that_few_seeds_agree_on_by_chance_is_open(
+    parts: ModuleType, trends: ModuleType, tmp_path: pathlib.Path
+) -> None:
     page = parts.Page(tmp_path, tmp_path / "PROOF.md")
-    parts.trends(page, "fewer", {"a": [0.02, 0.021, 0.022], "b": [-0.5, -0.6]}, "Reasons.", {"a": 0.062})
-    assert "(2 to 3 seeds)" in page.parts[0]
-    assert "a: +0.021 ± 0.062 of 3 seeds (**open**, on the wrong side)" in page.parts[0]
-    assert "b: -0.550 ± 0.635 of 2 seeds (**open**, on its side)" in page.parts[0]
-    assert page.first == ["On the wrong side of a paper: fewer (2 to 3 seeds): a: +0.021 ± 0.062 of 3 seeds. Reasons."]
+    of = {"a": [0.02, 0.021, 0.022], "b": [-0.5, -0.6]}
+    trends.trends(page, "fewer", "A paper, Table 1", "nats", of, "Reasons.", {"a": 0.062})
+    table, title, reasons = trends.trend_parts(page.trends)
+    assert "| fewer | A paper, Table 1 | nats | 2 to 3 |" in table
+    assert "a: +0.021 ± 0.062 of 3 seeds (open, opposite sign)" in table
+    assert "b: -0.550 ± 0.635 of 2 seeds (open)" in table
+    assert "opposite sign" in title and reasons == "- Fewer. Reasons."
+    assert page.first == ["Fewer (A paper, Table 1): open at a, opposite sign."] and not page.contradictions
 
 
 def test_more_passes_of_a_perfect_student_find_more() -> None:
@@ -84,6 +153,8 @@ def test_more_passes_of_a_perfect_student_find_more() -> None:
 
 def test_dense_noise_of_the_live_teacher_is_what_the_shards_store(demo: pathlib.Path) -> None:
     """transformers' own pass and Eq. 4 against what the Rust teacher, the encoder and the replay make of the same seed."""
+    import stillhouse
+
     text: Any = import_module("text")
     ds = stillhouse.open(str(demo))
     teacher = text.Teacher(ROOT / "assets/teacher-nano-gpt2")
@@ -126,28 +197,52 @@ def test_a_tolerance_is_judged_by_the_upper_end_of_its_interval(tmp_path: pathli
         "stored 1e-1": [1.2, 1.21, 1.19],
         "stored 0.3": [1.0],
     })  # fmt: skip
-    words = import_module("page_tolerance").verdict(page, {**by, "stored 0.3": by["stored 0.3"]}, "tolerance-28", 28)
-    assert "masked token are 1e-3 (at most +0.025)" in words
-    assert "noticed are 1e-1 (+0.200 ± 0.025)" in words
-    assert "not known are 1e-2 (between -0.248 and +0.248), 0.3 (one seed: +0.000)" in words
-    assert len(page.first) == 1 and "1e-2" in page.first[0] and "not known" in page.first[0]
+    of = import_module("page_tolerance")
+    cost = of.cost_of(page, by, "tolerance-28")
+    assert cost.row(28) == [
+        "28",
+        "1e-3 (at most +0.025)",
+        "1e-1 (+0.200 ± 0.025)",
+        "1e-2 (between -0.248 and +0.248), 0.3 (one seed: +0.000)",
+        "below",
+    ]
+    assert len(page.first) == 1 and "1e-2" in page.first[0] and "is open" in page.first[0]
+    claim = of.default_of(page, {28: cost})
+    assert claim.verdict == "supported" and "at most +0.025 nats at V = 28" in claim.evidence
+    assert "1e-2, 0.3 at V = 28" in claim.caveat
+    noticed = of.Cost(of_tolerance({"dense": [1.0, 1.0], "stored 1e-3": [1.2, 1.21]}))
+    assert of.default_of(page, {28: cost, 512: noticed}).verdict == "contradicted"
 
 
-def test_a_trend_on_the_wrong_side_stands_first_whether_or_not_it_is_significant(
-    tmp_path: pathlib.Path, parts: ModuleType
+def test_a_trend_with_the_opposite_sign_is_told_whether_or_not_it_is_significant(
+    tmp_path: pathlib.Path, parts: ModuleType, trends: ModuleType
 ) -> None:
     page = parts.Page(tmp_path, tmp_path / "PROOF.md")
-    parts.trends(
-        page, "a below b", {"x": [-1.0, -1.1, -0.9], "y": [0.1, -0.3, 0.5], "z": [1.0, 1.1, 0.9], "": []}, "Small."
+    of = {"x": [-1.0, -1.1, -0.9], "y": [0.1, -0.3, 0.5], "z": [1.0, 1.1, 0.9], "": []}
+    trends.trends(page, "a below b", "A paper", "nats", of, "Small.")
+    told = (
+        "x: -1.000 ± 0.248 (**supported**); y: +0.100 ± 0.994 (open, opposite sign); "
+        "z: +1.000 ± 0.248 (**contradicted**)"
     )
-    told = "a below b (3 seeds): x: -1.000 ± 0.248 (**shows**); y: +0.100 ± 0.994 (**open**, on the wrong side); z: +1.000 ± 0.248 (**the opposite shows**)."
-    assert told in page.parts[0] and page.parts[0].endswith("Why that may be: Small.")
+    table, _, reasons = trends.trend_parts(page.trends)
+    assert f"| nats | 3 | {told} |" in table and reasons == "- A below b. Small."
+    assert page.first == ["A below b (A paper): contradicted at z; open at y, opposite sign."]
+    assert page.contradictions == ["A below b (A paper): contradicted. Difference in nats: z: +1.000 ± 0.248."]
+    trends.trends(page, "c below d", "A paper", "nats", {"x": [-1.0, 1e-9]}, "Small.")
     assert len(page.first) == 1
-    assert page.first[0].endswith(
-        "a below b (3 seeds): y: +0.100 ± 0.994; z: +1.000 ± 0.248 (beyond its interval). Small."
-    )
-    parts.trends(page, "c below d", {"x": [-1.0, 1e-9]}, "Small.")
-    assert len(page.first) == 1
+
+
+def test_trends_of_methods_are_counted_without_our_own_measures(
+    tmp_path: pathlib.Path, parts: ModuleType, trends: ModuleType
+) -> None:
+    page = parts.Page(tmp_path, tmp_path / "PROOF.md")
+    trends.trends(page, "a below b", "A paper", "nats", {"": [-1.0, -1.1, -0.9]}, "")
+    trends.trends(page, "c below d", "our measure", "nats", {"": [1.0, 1.1, 0.9]}, "", is_own_measure=True)
+    claim = import_module("page_methods").claim_of(page, [], [(28, 600)])
+    assert claim.evidence.startswith("of 1 measured differences 1 are supported, 0 open, 0 contradicted")
+    assert claim.verdict == "supported"
+    trends.trends(page, "e below f", "A paper", "nats", {"": [1.0, -1.1, 0.9]}, "")
+    assert import_module("page_methods").claim_of(page, [], [(28, 600)]).verdict == "partly supported"
 
 
 def test_codes_pay_for_what_they_do_not_know() -> None:

@@ -11,7 +11,7 @@
     L = E_t Σ_{i ∈ I} w(t) · (−log p(y_0^i | y_t, ξ^I))          (Eq. 5), p = 0 outside V(y_t^i)          (Eq. 7)
 
 Eq. 5 takes the masked digits of a token jointly. For ℓ > 1 that is less than what reverse steps cost, which unmask one digit at a time, and no bound on −ln p:
-a bound takes −ln p of each masked digit under the marginals of the same p (docs/PROOF.md measures both).
+a bound takes −ln p of each masked digit under the marginals of the same p (docs/proof/methods.md measures both).
 
 The filter table holds one row of C truth values per digit position and digit; the AND of the rows that the digits of a
 token select is V (appendix A.2.3, Fig. A2). That is the carry-over parameterization. Without it (``carry_over=False``; 900K of the
