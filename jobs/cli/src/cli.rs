@@ -8,7 +8,7 @@ use crate::address_space;
 use crate::failure::Failure;
 use crate::printer::{Color, Printer};
 use crate::verbs::{
-    clean, completions, derive, export, inspect, jobs, plan, repair, run, schema, score, serve, submit, token, verify,
+    clean, completions, demo, derive, export, inspect, jobs, plan, repair, run, schema, score, serve, submit, token, verify,
     work,
 };
 #[cfg(feature = "distributed")]
@@ -17,6 +17,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
+  stillhouse demo                                a small data set from files in this program
   stillhouse plan jobs/examples/demo.yaml        what would run
   stillhouse run jobs/examples/demo.yaml         run it; run it again to go on after an interruption
   stillhouse inspect out/demo                    look at what came out
@@ -44,6 +45,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    Demo(demo::Args),
     Run(run::Args),
     Plan(plan::Args),
     Inspect(inspect::Args),
@@ -82,7 +84,7 @@ impl Verb {
             Self::Submit(args) => args.json,
             Self::Jobs(args) => args.json(),
             Self::Token(args) => args.json,
-            Self::Work(_) | Self::Schema(_) | Self::Completions(_) => false,
+            Self::Demo(_) | Self::Work(_) | Self::Schema(_) | Self::Completions(_) => false,
             #[cfg(feature = "distributed")]
             Self::Scheduler(_) | Self::Executor(_) => false,
         }
@@ -109,6 +111,7 @@ impl Verb {
 
     fn call(self, printer: &Arc<Printer>) -> Result<(), Failure> {
         match self {
+            Self::Demo(args) => demo::call(&args, printer),
             Self::Run(args) => run::call(&args, printer),
             Self::Plan(args) => plan::call(&args, printer),
             Self::Inspect(args) => inspect::call(&args, printer),

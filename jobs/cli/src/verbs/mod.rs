@@ -2,6 +2,7 @@
 
 pub mod clean;
 pub mod completions;
+pub mod demo;
 pub mod derive;
 #[cfg(feature = "distributed")]
 pub mod executor;

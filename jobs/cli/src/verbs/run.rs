@@ -60,6 +60,23 @@ pub struct Args {
     verbose: bool,
 }
 
+impl Args {
+    /// `stillhouse run JOB.yaml`.
+    pub fn of(job: PathBuf) -> Self {
+        Self {
+            job,
+            overwrite: false,
+            append: false,
+            check: false,
+            scheduler: None,
+            threads: Threads::default(),
+            json: false,
+            quiet: false,
+            verbose: false,
+        }
+    }
+}
+
 async fn prepare_and_run(
     file: &Arc<JobFile>,
     options: RunOptions,

@@ -62,6 +62,24 @@ pub struct Args {
     pub json: bool,
 }
 
+impl Args {
+    /// `stillhouse verify DATASET --teacher`.
+    pub fn with_teacher(dataset: String) -> Self {
+        Self {
+            dataset,
+            teacher: true,
+            teacher_path: None,
+            device: None,
+            sample_batches: 2,
+            report: None,
+            report_dtype: None,
+            store: StoreOptions::default(),
+            threads: Threads::default(),
+            json: false,
+        }
+    }
+}
+
 /// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let runtime = args.threads.runtime()?;

@@ -57,6 +57,23 @@ pub struct Args {
     pub json: bool,
 }
 
+impl Args {
+    /// `stillhouse inspect DATASET --position P`.
+    pub fn of_position(dataset: String, position: usize) -> Self {
+        Self {
+            dataset,
+            row: 0,
+            view: 0,
+            draw: 0,
+            position: vec![position],
+            top: 5,
+            column: Vec::new(),
+            store: StoreOptions::default(),
+            json: false,
+        }
+    }
+}
+
 /// Runs the command.
 pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
     let options = InspectOptions {
