@@ -135,7 +135,8 @@ pub fn columns_table() -> String {
     table
 }
 
-/// Estimates the bytes per token of a data set with the columns of these operators, from measurements in BENCHMARKS.md.
+/// Estimates the bytes per token of a data set with the columns of these operators, from measurements in
+/// docs/benchmarks/noise.md.
 pub fn bytes_per_token(operators: &[OperatorSpec], vocab_size: usize) -> f64 {
     operators.iter().fold(0.0, |before, operator| operator.bytes_per_token(before, vocab_size))
 }

@@ -1,4 +1,4 @@
-"""What python/README.md says of every view: its signature, the types and shapes of what it gives, and what the weights sum to."""
+"""What docs/python.md says of every view: its signature, the types and shapes of what it gives, and what the weights sum to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stillhouse import Info, SubtokenInfo, views
 from stillhouse.views import armd
 
 README = (
-    (Path(__file__).resolve().parents[1] / "README.md")
+    (Path(__file__).resolve().parents[2] / "docs/python.md")
     .read_text()
     .partition("## Training examples")[2]
     .partition("\n## ")[0]

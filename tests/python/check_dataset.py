@@ -51,7 +51,7 @@ def written_by(job):
 
 
 def certain_positions(row, job, bos):
-    """Positions that are given or padding, not predicted (NOISE.md, 'What the teacher sees')."""
+    """Positions that are given or padding, not predicted (docs/FORMAT.md, 'What the teacher sees')."""
     ids, valid = row["input_ids"], row_valid(row)
     given = ~valid
     if written_by(job):

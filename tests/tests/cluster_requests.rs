@@ -1,4 +1,4 @@
-//! Counts the store requests of a split, from which ARCHITECTURE's "what it would take" is computed.
+//! Counts the store requests of a split, from which docs/design/cluster.md ("What a large job takes") is computed.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -28,7 +28,7 @@
 //!
 //! These kernels exist because no library that we measured does all of this: give a row the same bits whatever rows are
 //! computed with it, use AMX, and keep weights packed in 16 bits. In f32 alone, the crate `gemm` is as fast
-//! (BENCHMARKS.md). `examples/peak` and `benches/product` measure the machine's peak and these products.
+//! (docs/benchmarks/teachers.md). `examples/peak` and `benches/product` measure the machine's peak and these products.
 //!
 //! [`attention`] uses the same kernels. It packs keys and values as weights are packed: in each call, or once in a
 //! [`HeadKvCache`] cache for decoding that continues a run. Its bits depend on its own instruction set

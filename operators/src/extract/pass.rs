@@ -4,9 +4,9 @@
 //!   sequences ─► runs (whole rows, or documents) ─► hidden states, on the teacher's device ─► slices [n, V] ─► visit
 //! ```
 //!
-//! What the teacher sees (NOISE.md): it predicts position i from the tokens before it in its run. If a run does not
-//! begin with BOS, the pass puts one before it, so all of its positions are predicted. If it does begin with BOS, the
-//! pass leaves it as it is, and its first position is given. Padding is never predicted.
+//! What the teacher sees (docs/FORMAT.md): it predicts position i from the tokens before it in its run. If a run does
+//! not begin with BOS, the pass puts one before it, so all of its positions are predicted. If it does begin with BOS,
+//! the pass leaves it as it is, and its first position is given. Padding is never predicted.
 //!
 //! Memory: the hidden states of a batch (of every layer that is stored) and one slice of logits
 //! ([`Teacher::slice_rows`]). `visit` takes the slice's buffer and returns it, or another one if it processes slices on

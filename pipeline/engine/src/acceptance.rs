@@ -159,7 +159,7 @@ impl<'a> Tally<'a> {
         sums.rows += shard.rows;
         let (input, s) = (&self.spec.input, &sums.statistics);
         if sums.remaining.is_empty() {
-            // [`judge`] checks the complete data set.
+            // [`check_dataset`] checks the complete data set.
             return Ok(None);
         }
         if sums.is_certain_to_fail(input) {

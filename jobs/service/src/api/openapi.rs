@@ -127,6 +127,18 @@ mod tests {
         );
     }
 
+    /// The page's code is that of `getJobFile`, so it is compiled and its tests are those of the endpoint.
+    #[test]
+    fn contributing_quotes_an_endpoint_as_it_is() {
+        let code = include_str!("jobs.rs");
+        let begin = code.find("/// Get the job file as it was submitted").unwrap();
+        let function = &code[begin..][..code[begin..].find("\n\n").unwrap()];
+        let (page, routes) = (include_str!("../../../../CONTRIBUTING.md"), include_str!("mod.rs"));
+        assert!(page.contains(function), "CONTRIBUTING.md does not quote {function}");
+        let line = ".routes(routes!(jobs::file))";
+        assert!(page.contains(line) && routes.contains(line));
+    }
+
     #[test]
     fn operations_have_names_that_make_good_clients() {
         const VERBS: [&str; 8] = ["list", "get", "submit", "validate", "cancel", "retry", "delete", "watch"];
