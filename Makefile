@@ -167,6 +167,7 @@ docs:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 lint:
+	scripts/prose
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy -p stillhouse-teacher --features cuda --all-targets -- -D warnings

@@ -196,7 +196,7 @@ def test_the_cluster_under_slurm_is_a_sound_script():
 
 
 def test_the_cluster_on_this_machine_goes_on_without_an_executor(tmp_path):
-    """What README.md says of it: an executor that is killed takes nothing along but its splits."""
+    """What docs/cluster.md says of it: an executor that is killed takes nothing along but its splits."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(REPO / "scripts/cluster", tmp_path / "scripts/cluster")
     program = tmp_path / "target/cluster/stillhouse"

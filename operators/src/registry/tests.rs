@@ -117,6 +117,22 @@ fn the_reader_of_trainers_names_the_same_columns() {
     }
 }
 
+/// `Batch.padded` pads the columns that it lists; one that it does not list would stay without padding, and no error says so.
+#[test]
+fn the_reader_of_trainers_pads_every_column_with_positions() {
+    let text = std::fs::read_to_string(repository("python/stillhouse/batch.py")).unwrap();
+    let listed = |list: &str| -> BTreeSet<String> {
+        let (_, rest) = text.split_once(&format!("\n{list} = (")).unwrap();
+        let (names, _) = rest.split_once(')').unwrap();
+        names.split(',').map(|name| name.trim().trim_matches('"').to_owned()).filter(|name| !name.is_empty()).collect()
+    };
+    let with_positions = |is_in_list: fn(&str) -> bool| -> BTreeSet<String> {
+        columns().filter(|c| c.name != names::NOISE && is_in_list(c.shape)).map(|c| c.name.to_owned()).collect()
+    };
+    assert_eq!(listed("_AFTER"), with_positions(|shape| shape.starts_with("[L")));
+    assert_eq!(listed("_BEFORE"), with_positions(|shape| shape.contains(", L")));
+}
+
 fn row_checks(operators: Vec<OperatorSpec>) -> RowChecks {
     let context = CheckContext { vocab_size: 50_257, length: 8, split: SplitId(3), sequence_range: None };
     RowChecks { context, operators }

@@ -21,7 +21,7 @@ from .theirs import GUMBEL, Code, fed
 
 V = 50_257
 TEACHER_APART = 1e-5
-"""A tenth of what our teachers' logits may differ from transformers' (README, Teachers); ξ's slope in ln p lies in 0 to 1."""
+"""A tenth of what our teachers' logits may differ from transformers' (docs/teachers.md); ξ's slope in ln p lies in 0 to 1."""
 TOLERANCE = 1e-3
 
 

@@ -307,7 +307,7 @@ def images(root: pathlib.Path, data: Data) -> Iterator[Comparison]:
         plain.input_ids,
         because=Because(
             loop.line("train_one_epoch", sets="sigma_t"),
-            "α_t = (1 − t)^3 there. Such a data set of ours says no schedule, and the view takes the linear one without a word: images need `schedule=Schedule(3)`, as the README's table of papers "
+            "α_t = (1 − t)^3 there. Such a data set of ours says no schedule, and the view takes the linear one without a word: images need `schedule=Schedule(3)`, as docs/papers.md "
             "says. With it both are the same.",
             y_t,
             example.input_ids,

@@ -1,4 +1,4 @@
-//! Helpers of the test binaries: an f64 posterior written from NOISE.md, and rows of logits.
+//! Helpers of the test binaries: an f64 posterior written from docs/FORMAT.md, and rows of logits.
 #![allow(dead_code)] // each binary uses some of them
 
 use stillhouse_noise::{Correction, NoiseStream, keyed_uniforms};
@@ -31,7 +31,7 @@ pub fn softmax_of(ln_totals: &[f64]) -> Vec<f64> {
     weights.into_iter().map(|w| w / sum).collect()
 }
 
-/// The total variation that the guarantee bounds, from the formulas of NOISE.md alone.
+/// The total variation that the guarantee bounds, from the formulas of docs/FORMAT.md alone.
 pub fn total_variation(logits: &[f32], x: u32, logprob: f32, corrections: &[Correction], s: &NoiseStream) -> f64 {
     let logp = log_softmax(logits);
     let x = x as usize;
