@@ -8,8 +8,8 @@ use crate::address_space;
 use crate::failure::Failure;
 use crate::printer::{Color, Printer};
 use crate::verbs::{
-    clean, completions, demo, derive, export, inspect, jobs, plan, repair, run, schema, score, serve, submit, token, verify,
-    work,
+    clean, completions, demo, derive, export, inspect, jobs, plan, repair, run, schema, score, serve, submit, token,
+    verify, work,
 };
 #[cfg(feature = "distributed")]
 use crate::verbs::{executor, scheduler};
