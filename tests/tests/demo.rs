@@ -56,3 +56,17 @@ fn the_demo_without_its_teacher_has_the_bytes_that_it_had() {
     let golden = GOLDEN.map(|(name, sha256)| (name.to_owned(), sha256.to_owned()));
     assert_eq!(made, BTreeMap::from(golden));
 }
+
+#[test]
+fn a_demo_over_files_that_are_not_its_own_is_refused() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.path("tour")).unwrap();
+    scratch.write("tour/demo.yaml", "version: 1\n");
+    let refused = scratch.stillhouse(&["demo", "tour"]).expect(2);
+    assert!(
+        refused.stderr.contains("tour/demo.yaml exists and is not of this demo; valid: a new folder"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(fs::read_to_string(scratch.path("tour/demo.yaml")).unwrap(), "version: 1\n");
+}
