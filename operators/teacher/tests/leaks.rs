@@ -1,4 +1,4 @@
-//! Runs a thousand batches on a device (emulated by the host), from tokens to corrections, and checks for leaks: host
+//! Runs hundreds of batches on a device (emulated by the host), from tokens to corrections, and checks for leaks: host
 //! memory, device memory, pinned memory, files and threads. This file has a single test, so that nothing else allocates
 //! meanwhile.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -130,7 +130,7 @@ impl JobBuffers {
 }
 
 #[test]
-fn a_thousand_batches_leave_nothing_over() {
+fn hundreds_of_batches_leave_nothing_over() {
     // First creates everything that is allocated once and kept: names of kernels, stacks of the emulation, the test's
     // own state.
     {
@@ -144,7 +144,8 @@ fn a_thousand_batches_leave_nothing_over() {
         let device: Arc<dyn Device> = host.clone();
         let mut work = JobBuffers::new(&device);
         let (mut corrections, mut after_the_first) = (0, None);
-        for batch in 0..1000 {
+        let batches = if std::env::var_os("STILLHOUSE_SOAK").is_some() { 1000 } else { 500 };
+        for batch in 0..batches {
             // The batches repeat, so by the second round the memory for kept states has grown to the largest batch's
             // need.
             corrections += work.batch(batch % 250);
@@ -157,7 +158,7 @@ fn a_thousand_batches_leave_nothing_over() {
                 assert_eq!(*after_the_first.get_or_insert(held), held, "batch {batch}");
             }
         }
-        assert!(corrections > 10_000, "{corrections}");
+        assert!(corrections > 5000, "{corrections}");
         assert!(host.faults().is_empty());
     }
     assert_eq!(held(), before, "what a teacher had is given back");
