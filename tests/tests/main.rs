@@ -29,6 +29,7 @@ mod cluster_store;
 mod cluster_tls;
 #[cfg(feature = "distributed")]
 mod cluster_trust;
+mod compatibility;
 mod corrupt;
 mod demo;
 mod derive;
