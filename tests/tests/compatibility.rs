@@ -13,13 +13,18 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use stillhouse_tests::service::Service;
-use stillhouse_tests::{Scratch, corpus, job, root, shards, with};
+use stillhouse_tests::{Scratch, job, root, shards, with};
 
 /// Environment variable of the samples' job files: the folder of the teacher.
 const TEACHER: &str = "STILLHOUSE_SAMPLE_TEACHER";
 
 /// Name of the service's database in its data folder.
 const DATABASE: &str = "service.sqlite";
+
+/// The teacher of the samples.
+fn teacher() -> PathBuf {
+    root().join("operators/teacher/testdata/llama-gqa")
+}
 
 fn releases() -> PathBuf {
     root().join("tests/releases")
@@ -84,8 +89,14 @@ impl Copy {
 
     fn run(&self, arguments: &[&str]) -> stillhouse_tests::CommandOutput {
         let mut command = self.0.command(arguments);
-        command.env(TEACHER, root().join("operators/teacher/testdata/llama-gqa"));
+        command.env(TEACHER, teacher());
         stillhouse_tests::run_command(&mut command)
+    }
+
+    #[track_caller]
+    fn prints(&self, arguments: &[&str], text: &str) {
+        let done = self.run(arguments).expect(0);
+        assert!(done.stdout.contains(text), "{text:?} is missing in:\n{}", done.stdout);
     }
 }
 
@@ -95,10 +106,11 @@ fn data_sets_and_job_files_of_every_release_are_used_as_those_of_this_version() 
         let copy = Copy::of(&sample);
         let before = shards(&copy.0.path("noise"));
         assert!(!before.is_empty(), "{}", sample.display());
-        copy.run(&["plan", "noise.yaml"]).expect(0).says(&["the data set is complete already"]);
+        copy.prints(&["plan", "noise.yaml"], "the data set is complete already");
         copy.run(&["run", "noise.yaml", "--check", "--quiet"]).expect(0);
         assert_eq!(shards(&copy.0.path("noise")), before, "a finished data set stays");
-        copy.run(&["verify", "noise", "--teacher"]).expect(0).says(&["passed"]);
+        let teacher = teacher();
+        copy.prints(&["verify", "noise", "--teacher", "--teacher-path", teacher.to_str().unwrap()], "passed");
         copy.run(&["inspect", "noise", "--row", "1"]).expect(0);
         copy.0.job(
             "views.json",
@@ -107,9 +119,9 @@ fn data_sets_and_job_files_of_every_release_are_used_as_those_of_this_version() 
             }),
         );
         copy.run(&["derive", "noise", "views.json", "--quiet"]).expect(0);
-        copy.run(&["verify", "derived"]).expect(0).says(&["passed"]);
+        copy.prints(&["verify", "derived"], "passed");
         copy.run(&["export", "packed", "exported", "--quiet"]).expect(0);
-        copy.run(&["verify", "exported"]).expect(0).says(&["passed"]);
+        copy.prints(&["verify", "exported"], "passed");
     }
 }
 
@@ -125,7 +137,7 @@ fn a_data_set_of_every_release_grows_and_is_repaired_without_another_byte() {
         copy.0.write("in/z.jsonl", &texts(24, 12));
         copy.run(&["run", "packed.yaml", "--append", "--quiet"]).expect(0);
         assert!(shards(&copy.0.path("packed")).len() > before.len());
-        copy.run(&["verify", "packed"]).expect(0).says(&["passed"]);
+        copy.prints(&["verify", "packed"], "passed");
     }
 }
 
@@ -170,9 +182,12 @@ fn keep_a_sample_of_this_version() {
         copy.run(&["run", file.to_str().unwrap(), "--quiet"]).expect(0);
     }
     let mut service = Service::start(&json!({}));
-    service.scratch.write("corpus.jsonl", &corpus(1, 700));
-    let submitted =
-        with(job(), &json!({"extract": null, "tokenizer": {"path": root().join("assets/teacher-nano-gpt2")}}));
+    service.scratch.write("corpus.jsonl", &texts(0, 3));
+    service.scratch.write("tokenizer.json", &tokenizer().to_string());
+    let small = json!({
+        "extract": null, "pack": {"length": 32}, "tokenizer": {"path": "tokenizer.json", "eos": "</s>"}, "subtokens": null
+    });
+    let submitted = with(job(), &small);
     let id = service.api.submit(&submitted);
     service.api.wait_for_state(&id, "succeeded");
     assert_eq!(service.terminate(), Some(0));
