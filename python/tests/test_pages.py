@@ -16,7 +16,7 @@ import yaml
 from shared_fixtures import ROOT, program
 
 PAGES = ["README.md", "python/README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("[a-z]*.md"))]
-FENCE = re.compile(r"^```(\w+)(.*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = {"sh", "yaml", "python"}
 
 
@@ -62,7 +62,7 @@ def test_what_a_page_shows_runs(page: str, clone: pathlib.Path, monkeypatch: pyt
                 job.write_text(text)
                 command(clone, [str(program()), "plan", str(job)], text)
             case Block("python", "", text):
-                exec(compile(text, f"{page}, block {number}", "exec"), names)
+                exec(compile(text, f"{page}, block {number}", "exec"), names)  # noqa: S102 (the pages are ours)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -78,4 +78,6 @@ def test_a_block_that_does_not_run_says_why(page: str) -> None:
 
 def test_the_pages_have_something_to_run() -> None:
     runs = [page for page in PAGES if any(block.language in RUN and not block.about for block in blocks(page))]
-    assert {"README.md", "docs/quickstart.md", "docs/command-line.md", "docs/job-file.md", "docs/python.md"} <= set(runs)
+    assert {"README.md", "docs/quickstart.md", "docs/command-line.md", "docs/job-file.md", "docs/python.md"} <= set(
+        runs
+    )
