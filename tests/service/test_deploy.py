@@ -187,6 +187,36 @@ def test_the_cluster_on_kubernetes_is_valid():
     assert validated.stdout.count("passed") == len(kinds), validated.stdout
 
 
+def test_the_service_on_kubernetes_is_valid(tmp_path):
+    validated = run(tool("kubernetes-validate"), "--strict", DEPLOY / "service.yaml")
+    assert validated.returncode == 0, validated.stdout
+    parts = list(yaml.safe_load_all((DEPLOY / "service.yaml").read_text()))
+    assert [part["kind"] for part in parts] == ["ConfigMap", "StatefulSet", "Service"]
+    assert validated.stdout.count("passed") == len(parts), validated.stdout
+    # the probes name a host that the configuration admits, and the state is on the volume
+    configuration = parts[0]["data"]["service.yaml"]
+    (tmp_path / "service.yaml").write_text(configuration)
+    checked = run(BINARY, "serve", "--config", tmp_path / "service.yaml", "--check", "--json")
+    config = json.loads(checked.stdout)["configuration"]
+    (container,) = parts[1]["spec"]["template"]["spec"]["containers"]
+    for probe in ("livenessProbe", "readinessProbe"):
+        (host,) = container[probe]["httpGet"]["httpHeaders"]
+        assert host["value"] in config["hosts"], host
+    assert config["data"].startswith(container["volumeMounts"][0]["mountPath"] + "/")
+
+
+def test_the_compose_file_is_valid():
+    schema = REPO / ".venv-service/docker-compose/usr/lib/python3/dist-packages/compose/config/compose_spec.json"
+    if not schema.exists():
+        pytest.skip("the schema of Compose files is not on this machine")
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(compose, json.loads(schema.read_text()))
+    version = (REPO / "Cargo.toml").read_text().partition('version = "')[2].partition('"')[0]
+    (service,) = compose["services"].values()
+    assert service["image"] == f"stillhouse:{version}" and service["read_only"] and service["user"] == "10001:10001"
+
+
 def test_the_cluster_under_slurm_is_a_sound_script():
     for script in (DEPLOY / "cluster.sbatch", REPO / "scripts/cluster"):
         read = run("bash", "-n", script)
