@@ -84,6 +84,7 @@ python-test: python
 	PYTHON=$(CURDIR)/.venv-torch/bin/python scripts/gpu-check --host --json target/gpu-check.json >target/gpu-check.txt
 	cd python && ../.venv-torch/bin/ruff check && ../.venv-torch/bin/ruff format --check
 	cd python && ../.venv-torch/bin/mypy
+	cd python && node ../tests/pyright/node_modules/pyright/index.js --pythonpath ../.venv-torch/bin/python stillhouse
 	cd python && ../.venv-torch/bin/pytest
 	cd research && ../.venv-torch/bin/ruff check && ../.venv-torch/bin/ruff format --check
 	cd research && ../.venv-torch/bin/pytest

@@ -63,7 +63,7 @@ class Epochs(epochs.Epochs[T]):
         *,
         batch_size: int,
         transform: None = None,
-        sharding: jax.sharding.Sharding | jax.Device | None = None,
+        sharding: jax.sharding.Sharding | jax.Device | None = None,  # pyright: ignore[reportInvalidTypeForm]
         **options: Unpack[epochs.EpochOptions],
     ) -> None: ...
     @overload
@@ -73,7 +73,7 @@ class Epochs(epochs.Epochs[T]):
         *,
         batch_size: int,
         transform: Callable[[Batch[NumpyArray]], T],
-        sharding: jax.sharding.Sharding | jax.Device | None = None,
+        sharding: jax.sharding.Sharding | jax.Device | None = None,  # pyright: ignore[reportInvalidTypeForm]
         **options: Unpack[epochs.EpochOptions],
     ) -> None: ...
     def __init__(
@@ -82,7 +82,7 @@ class Epochs(epochs.Epochs[T]):
         *,
         batch_size: int,
         transform: Callable[[Batch[NumpyArray]], Any] | None = None,
-        sharding: jax.sharding.Sharding | jax.Device | None = None,
+        sharding: jax.sharding.Sharding | jax.Device | None = None,  # pyright: ignore[reportInvalidTypeForm]
         **options: Any,
     ) -> None:
         ranks = explicit_ranks(options.pop("rank", None), options.pop("world_size", None))

@@ -9,6 +9,9 @@ Logarithms are the polynomial of the Rust core (Cephes' ``logf``): ``tl.log`` ma
 does not keep 4 ulp. Corrections must ascend by index: those of a block are then the next ones of the row.
 """
 
+# A kernel's types are Triton's, which says none.
+# pyright: reportAssignmentType=false, reportOperatorIssue=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import contextlib

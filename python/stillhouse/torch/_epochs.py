@@ -148,7 +148,7 @@ class Epochs(EpochsBase):
         data set or split.
         """
         self._check(state)
-        self._order = Order.of_state(state)
+        self._order = Order.of_state(state)  # pyright: ignore[reportIncompatibleVariableOverride]
         self._place.set(int(state["epoch"]), int(state["position"]))
         self._last_state = None
 

@@ -100,6 +100,7 @@ class Place:
     def end(self, begun: Begun, batches: int) -> None:
         """Records that this process gave its last batch of an iteration with ``batches`` batches over all workers."""
         worker = get_worker_info()
+        ended: list[int] = []
         if worker is not None:
             base = _base_seed(worker)
             busy = max(1, min(worker.num_workers, batches))

@@ -77,7 +77,7 @@ class DataLoader(TorchDataLoader[Any]):
         return _Work(self._epochs.transform) if passing_over() else self._epochs  # type: ignore[return-value]
 
     @dataset.setter
-    def dataset(self, value: Any) -> None:
+    def dataset(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """torch's constructor sets it; Lightning looks for it in the object's ``__dict__``."""
         self.__dict__["dataset"] = value
 
@@ -96,7 +96,7 @@ class DataLoader(TorchDataLoader[Any]):
         return self._dealt
 
     @sampler.setter
-    def sampler(self, value: Any) -> None:
+    def sampler(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """torch's constructor sets one; the order is the data set's."""
 
     @property

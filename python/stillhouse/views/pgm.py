@@ -90,13 +90,15 @@ class PartitionExample(Example[ArrayT]):
     def sorted(self, values: ArrayT) -> ArrayT:
         """Values [B, L] or [B, L, ...] of positions, such as ``weights``, in the order of ``permutation``."""
         given: Any = values
-        made: ArrayT
-        if isinstance(given, np.ndarray):
-            made = given[np.arange(len(given))[:, None], to_numpy(self.permutation)]
+        rows: Any
+        order: Any
+        if isinstance(values, np.ndarray):
+            rows, order = np.arange(len(given))[:, None], to_numpy(self.permutation)
         else:
             import torch
 
-            made = given[torch.arange(len(given), device=given.device)[:, None], self.permutation]
+            rows, order = torch.arange(len(given), device=given.device)[:, None], self.permutation
+        made: ArrayT = given[rows, order]
         return made
 
     def attention(
