@@ -85,7 +85,7 @@ python-test: python
 	cd python && ../.venv-torch/bin/ruff check && ../.venv-torch/bin/ruff format --check
 	cd python && ../.venv-torch/bin/mypy
 	cd python && node ../tests/pyright/node_modules/pyright/index.js --pythonpath ../.venv-torch/bin/python stillhouse
-	cd python && ../.venv-torch/bin/pytest
+	cd python && ../.venv-torch/bin/pytest -n 2 --dist worksteal
 	cd research && ../.venv-torch/bin/ruff check && ../.venv-torch/bin/ruff format --check
 	cd research && ../.venv-torch/bin/pytest
 
