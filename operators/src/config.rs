@@ -84,6 +84,13 @@ pub trait OperatorConfig: fmt::Debug + Clone + PartialEq + Send + Sync + 'static
         before
     }
 
+    /// Estimates by how many bytes per token the data set may exceed [`Self::bytes_per_token`], which assumes a teacher
+    /// that predicts the text well. `plan` shows it.
+    fn excess_bytes_per_token(&self, vocab_size: usize) -> f64 {
+        let _ = vocab_size;
+        0.0
+    }
+
     /// Returns what `inspect` and the web page show of a batch's only row besides its columns; `None` for nothing.
     ///
     /// # Errors

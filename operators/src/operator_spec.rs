@@ -88,6 +88,7 @@ trait ErasedConfig: fmt::Debug + Send + Sync {
     ) -> Result<(), ArrowError>;
     fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)>;
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64;
+    fn excess_bytes_per_token(&self, vocab_size: usize) -> f64;
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError>;
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError>;
     fn equals(&self, other: &dyn ErasedConfig) -> bool;
@@ -120,6 +121,10 @@ impl<T: OperatorConfig> ErasedConfig for T {
         OperatorConfig::bytes_per_token(self, before, vocab_size)
     }
 
+    fn excess_bytes_per_token(&self, vocab_size: usize) -> f64 {
+        OperatorConfig::excess_bytes_per_token(self, vocab_size)
+    }
+
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
         OperatorConfig::view(self, row)
     }
@@ -141,6 +146,11 @@ impl OperatorSpec {
     /// Estimates the bytes per token, as [`OperatorConfig::bytes_per_token`].
     pub fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
         self.0.bytes_per_token(before, vocab_size)
+    }
+
+    /// Estimates the excess over this, as [`OperatorConfig::excess_bytes_per_token`].
+    pub fn excess_bytes_per_token(&self, vocab_size: usize) -> f64 {
+        self.0.excess_bytes_per_token(vocab_size)
     }
 
     /// Name in plans, metrics and errors.

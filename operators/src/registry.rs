@@ -141,5 +141,10 @@ pub fn bytes_per_token(operators: &[OperatorSpec], vocab_size: usize) -> f64 {
     operators.iter().fold(0.0, |before, operator| operator.bytes_per_token(before, vocab_size))
 }
 
+/// Estimates by how many bytes per token a data set may exceed [`bytes_per_token`] if the teacher predicts the text badly.
+pub fn excess_bytes_per_token(operators: &[OperatorSpec], vocab_size: usize) -> f64 {
+    operators.iter().map(|operator| operator.excess_bytes_per_token(vocab_size)).sum()
+}
+
 #[cfg(test)]
 mod tests;

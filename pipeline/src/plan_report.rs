@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use datafusion::physical_plan::displayable;
 use serde::Serialize;
-use stillhouse_operators::registry::bytes_per_token;
+use stillhouse_operators::registry::{bytes_per_token, excess_bytes_per_token};
 use stillhouse_schemas::manifest::SplitRecord;
 
 use crate::append;
@@ -44,8 +44,10 @@ pub struct Plan {
     pub physical_plan: String,
     /// The splits; empty for a job with `input.sql`, whose rows are unknown until the query has run.
     pub splits: Vec<SplitRecord>,
-    /// Estimated bytes per token of the data set.
+    /// Estimated bytes per token of the data set, with a teacher that predicts the text well.
     pub estimated_bytes_per_token: f64,
+    /// Estimated bytes per token with a teacher that predicts the text badly; equal without replayable noise.
+    pub estimated_bytes_per_token_max: f64,
     /// Estimated number of tokens, if the size of the text is known.
     pub estimated_tokens: Option<u64>,
     /// Estimated size of the data set, in bytes.
@@ -209,6 +211,7 @@ fn shown(prepared: &Prepared, hash: &JobHash, output: OutputStatus, splits: Vec<
         physical_plan: displayable(physical.as_ref()).indent(false).to_string(),
         splits,
         estimated_bytes_per_token: per_token,
+        estimated_bytes_per_token_max: per_token + excess_bytes_per_token(&prepared.operators, prepared.vocab_size),
         estimated_tokens: tokens,
         estimated_bytes: tokens.map(|t| (t as f64 * per_token) as u64),
         schedule,

@@ -61,6 +61,10 @@ impl OperatorConfig for GenerateConfig {
         self.extract.bytes_per_token(self.pack.bytes_per_token(before, vocab_size), vocab_size)
     }
 
+    fn excess_bytes_per_token(&self, vocab_size: usize) -> f64 {
+        self.extract.excess_bytes_per_token(vocab_size)
+    }
+
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError> {
         let prompt_length = given_column(row)?.value(0);
         let (valid, length) = sequences(row)?.first().map_or((0, 0), |s| (s.valid as i32, s.tokens.len() as i32));

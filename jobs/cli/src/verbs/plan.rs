@@ -241,10 +241,18 @@ fn split_counts(splits: &[SplitRecord]) -> String {
 }
 
 fn estimate(plan: &Plan) -> String {
-    let per_token = format!("{:.1} bytes per token", plan.estimated_bytes_per_token);
+    let (least, most) = (plan.estimated_bytes_per_token, plan.estimated_bytes_per_token_max);
+    let per_token = match most > least {
+        true => format!("{least:.1} to {most:.1} bytes per token: the worse the teacher predicts the text, the more"),
+        false => format!("{least:.1} bytes per token"),
+    };
     match (plan.estimated_tokens, plan.estimated_bytes) {
         (Some(tokens), Some(bytes)) => {
-            format!("about {} tokens, {} ({per_token})", units::count(tokens), units::bytes(bytes))
+            let size = match most > least {
+                true => format!("{} to {}", units::bytes(bytes), units::bytes((tokens as f64 * most) as u64)),
+                false => units::bytes(bytes),
+            };
+            format!("about {} tokens, {size} ({per_token})", units::count(tokens))
         }
         _ => format!("{per_token}; the size of the text is not known before it is read"),
     }
@@ -342,6 +350,7 @@ mod tests {
             physical_plan: "ShardSinkExec: shards=2\n  SplitsExec: splits=2".into(),
             splits: (0..splits).map(split).collect(),
             estimated_bytes_per_token: 9.14,
+            estimated_bytes_per_token_max: 9.14,
             estimated_tokens: Some(2_939_447),
             estimated_bytes: Some(26_866_545),
             slots: None,
@@ -373,6 +382,14 @@ mod tests {
              40  train       1.0 MB  bytes 40,000,000–41,000,000  corpus/prose\u{1b}[2J.jsonl
              41  validation  1.0 MB  bytes 41,000,000–42,000,000  corpus/prose\u{1b}[2J.jsonl
         ");
+    }
+
+    #[test]
+    fn a_teacher_that_may_predict_badly_has_a_range() {
+        let plan = Plan { estimated_bytes_per_token_max: 33.2, ..plan(1) };
+        let range =
+            "26.9 MB to 97.6 MB (9.1 to 33.2 bytes per token: the worse the teacher predicts the text, the more)";
+        assert_eq!(estimate(&plan), format!("about 2,939,447 tokens, {range}"));
     }
 
     #[test]
