@@ -122,13 +122,20 @@ impl WorkerState {
         are_gone.then(|| PipelineError::new(ErrorKind::Model, message).machine_specific())
     }
 
-    async fn report(&self, splits: &BTreeSet<SplitId>) {
+    /// Reports the splits in progress, if there are any, and returns them. Holds the lock from reading them until the
+    /// report is written: see [`Worker::build_split`].
+    async fn report(&self) -> BTreeSet<SplitId> {
         let name = self.report.lock().await;
-        let at = self.build_report(splits);
-        match self.job.runner.output.report(&name, &at).await {
-            Ok(()) => self.warnings.mark_reported(&at.warnings),
-            Err(e) => tracing::debug!("{e}"),
+        let splits = self.splits();
+        // a report without splits could arrive after the run has deleted all reports
+        if !splits.is_empty() {
+            let at = self.build_report(&splits);
+            match self.job.runner.output.report(&name, &at).await {
+                Ok(()) => self.warnings.mark_reported(&at.warnings),
+                Err(e) => tracing::debug!("{e}"),
+            }
         }
+        splits
     }
 }
 
@@ -309,6 +316,14 @@ impl Worker {
     /// # Errors
     /// If the split cannot be built, or the run no longer holds the output.
     pub async fn build_split(&self, split_task: &SplitTask) -> Result<ShardRecord> {
+        let made = self.build_split_in_progress(split_task).await;
+        // A report that names the split may be on its way. The run deletes the reports once it knows that its last split
+        // has ended, so it learns that only after the report was written.
+        drop(self.state.report.lock().await);
+        made
+    }
+
+    async fn build_split_in_progress(&self, split_task: &SplitTask) -> Result<ShardRecord> {
         let split_lock = {
             let mut split_locks = self.split_locks.lock().unwrap_or_else(PoisonError::into_inner);
             split_locks.retain(|_, split_lock| Arc::strong_count(split_lock) > 1);
@@ -342,7 +357,7 @@ impl Worker {
         };
         if warnings.has_unreported() {
             // report now: once the run learns that this split is done, it may end
-            self.state.report(&self.state.splits()).await;
+            self.state.report().await;
         }
         // a split that failed here was either stopped or goes to another worker
         let made = match made {
@@ -351,7 +366,7 @@ impl Worker {
                 let lost = self.state.lost_devices_error();
                 if lost.is_some() {
                     warn(e.to_string());
-                    self.state.report(&self.state.splits()).await;
+                    self.state.report().await;
                 }
                 return Err(self.end_reason().map(PipelineError::from).or(lost).unwrap_or(e));
             }
@@ -397,12 +412,10 @@ async fn watch(state: Arc<WorkerState>) {
             Ok(()) => {}
         }
         let splits = state.splits();
-        // an empty report could arrive after the run has deleted all reports
         if !splits.is_empty()
             && (splits != reported || state.warnings.has_unreported() || at.elapsed() >= REPORT_INTERVAL)
         {
-            state.report(&splits).await;
-            (reported, at) = (splits, Instant::now());
+            (reported, at) = (state.report().await, Instant::now());
         }
     }
 }
