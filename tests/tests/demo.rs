@@ -69,4 +69,5 @@ fn a_demo_over_files_that_are_not_its_own_is_refused() {
         refused.stderr
     );
     assert_eq!(fs::read_to_string(scratch.path("tour/demo.yaml")).unwrap(), "version: 1\n");
+    assert_eq!(fs::read_dir(scratch.path("tour")).unwrap().count(), 1, "nothing is written into it");
 }

@@ -105,6 +105,14 @@ const fn append(all: &mut [Column], count: usize, columns: &[Column]) -> usize {
 /// (docs/benchmarks/noise.md).
 const MAX_CORRECTIONS_RATIO: f64 = 7.0;
 
+/// Bytes of a stored value.
+fn value_bytes(precision: NoisePrecision) -> f64 {
+    match precision {
+        NoisePrecision::F16 => 2.0,
+        NoisePrecision::F32 => 4.0,
+    }
+}
+
 /// Estimated corrections per token and draw of a teacher that predicts the text well, at a tolerance.
 fn corrections(tolerance: f64) -> f64 {
     (1e-3 / tolerance).powf(1.2)
@@ -131,10 +139,7 @@ impl OperatorConfig for ExtractConfig {
         let bits = token_id_bits(vocab_size);
         let mut bytes = before + 3.6;
         if let Some(noise) = &self.noise {
-            let width = match noise.precision {
-                NoisePrecision::F16 => 2.0,
-                NoisePrecision::F32 => 4.0,
-            };
+            let width = value_bytes(noise.precision);
             let bytes_per_draw = match noise.codec {
                 NoiseCodec::Dense => vocab_size as f64 * width,
                 NoiseCodec::Replay => 0.5 + corrections(noise.tolerance) * (bits / 8.0 + width),
@@ -148,10 +153,7 @@ impl OperatorConfig for ExtractConfig {
 
     fn excess_bytes_per_token(&self, vocab_size: usize) -> f64 {
         let Some(noise) = self.noise.as_ref().filter(|noise| noise.codec == NoiseCodec::Replay) else { return 0.0 };
-        let width = match noise.precision {
-            NoisePrecision::F16 => 2.0,
-            NoisePrecision::F32 => 4.0,
-        };
+        let width = value_bytes(noise.precision);
         let more = (MAX_CORRECTIONS_RATIO - 1.0) * corrections(noise.tolerance);
         f64::from(noise.draws) * more * (token_id_bits(vocab_size) / 8.0 + width)
     }

@@ -186,6 +186,14 @@ impl Section for Marks {
     }
 }
 
+#[test]
+fn contributing_quotes_a_section_as_it_is() {
+    let (page, tests) = (include_str!("../../../CONTRIBUTING.md"), include_str!("tests.rs"));
+    let begin = tests.find("/// A section of an operator").unwrap();
+    let section = &tests[begin..begin + tests[begin..].find("\n\n#[test]").unwrap()];
+    assert!(section.contains("fn check") && page.contains(section), "CONTRIBUTING.md does not quote {section}");
+}
+
 /// A section that has no keys.
 #[derive(Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -48,11 +48,16 @@ pub struct Args {
 
 /// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
-    let job = args.dir.join("demo.yaml");
-    for (name, content) in FILES {
-        write(&args.dir.join(name), content)?;
+    let (job, job_text) = (args.dir.join("demo.yaml"), job_file());
+    let mut missing = Vec::new();
+    for (name, content) in FILES.into_iter().chain([("demo.yaml", job_text.as_bytes())]) {
+        let path = args.dir.join(name);
+        if !is_written(&path, content)? {
+            missing.push((path, content));
+        }
     }
-    write(&job, job_file().as_bytes())?;
+    // only once no file of another content was found
+    missing.iter().try_for_each(|(path, content)| write(path, content))?;
     let data_set = args.dir.join("data-set").display().to_string();
     step(printer, &format!("stillhouse run {}", job.display()))?;
     run::call(&run::Args::of(job.clone()), printer)?;
@@ -72,29 +77,38 @@ fn job_file() -> String {
     PATHS.iter().fold(EXAMPLE.to_owned(), |job, (from, to)| job.replace(from, to))
 }
 
-/// Writes a file, in one step so that an interruption leaves no part of it.
+fn cannot(action: &str, path: &Path, e: &io::Error) -> Failure {
+    Failure::System(format!("cannot {action} {}: {e}", path.display()))
+}
+
+/// Whether a file with this content exists. Reads only a regular file of the same size.
 ///
 /// # Errors
-/// If the file exists with another content, or cannot be written.
-fn write(path: &Path, content: &[u8]) -> Result<(), Failure> {
-    let cannot = |e: &io::Error| Failure::System(format!("cannot write {}: {e}", path.display()));
-    match fs::read(path) {
-        Ok(found) if found == content => return Ok(()),
-        Ok(_) => {
-            return Err(Failure::Usage(format!(
-                "DIR: {} exists and is not of this demo; valid: a new folder, as in `stillhouse demo DIR`",
-                path.display()
-            )));
-        }
-        Err(e) if e.kind() == ErrorKind::NotFound => {}
-        Err(e) => return Err(cannot(&e)),
+/// If something else is there, or it cannot be read.
+fn is_written(path: &Path, content: &[u8]) -> Result<bool, Failure> {
+    let found = match fs::metadata(path) {
+        Ok(found) => found,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
+        Err(e) => return Err(cannot("read", path, &e)),
+    };
+    let may_be_equal = found.is_file() && found.len() == content.len() as u64;
+    if may_be_equal && fs::read(path).map_err(|e| cannot("read", path, &e))? == content {
+        return Ok(true);
     }
+    Err(Failure::Usage(format!(
+        "DIR: {} exists and is not of this demo; valid: a new folder, as in `stillhouse demo DIR`",
+        path.display()
+    )))
+}
+
+/// Writes a file in one step, so that an interruption leaves no part of it.
+fn write(path: &Path, content: &[u8]) -> Result<(), Failure> {
     let part = path.with_extension("part");
     path.parent()
         .map_or(Ok(()), fs::create_dir_all)
         .and_then(|()| fs::write(&part, content))
         .and_then(|()| fs::rename(&part, path))
-        .map_err(|e| cannot(&e))
+        .map_err(|e| cannot("write", path, &e))
 }
 
 /// Prints the command that follows, as a user would type it.
@@ -139,12 +153,15 @@ mod tests {
     fn files_are_written_once_and_others_are_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b.json");
+        assert!(!is_written(&path, b"content").unwrap());
         write(&path, b"content").unwrap();
-        write(&path, b"content").unwrap();
+        assert!(is_written(&path, b"content").unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"content");
         assert_eq!(fs::read_dir(folder.path().join("a")).unwrap().count(), 1, "a part is left");
-        let Err(Failure::Usage(message)) = write(&path, b"other") else { panic!("replaced") };
-        assert!(message.contains("b.json exists"), "{message}");
-        assert_eq!(fs::read(&path).unwrap(), b"content");
+        for (path, content) in [(path.as_path(), b"other".as_slice()), (&path, b"CONTENT"), (folder.path(), b"content")]
+        {
+            let Err(Failure::Usage(message)) = is_written(path, content) else { panic!("{}", path.display()) };
+            assert!(message.contains(" exists and is not of this demo"), "{message}");
+        }
     }
 }

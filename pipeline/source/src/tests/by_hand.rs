@@ -1,4 +1,4 @@
-//! The speed of the readers, for BENCHMARKS.md.
+//! The speed of the readers, for docs/benchmarks/input.md.
 
 #[path = "../../../input_files/src/tests/words.rs"]
 mod words;
@@ -18,7 +18,7 @@ fn at_level(content: &[u8], level: u32) -> Vec<u8> {
 
 /// Run by hand: `cargo nextest run -p stillhouse-source --run-ignored only readers_by_hand --no-capture`.
 #[test]
-#[ignore = "200 MB of each format; prints the figures for BENCHMARKS.md"]
+#[ignore = "200 MB of each format; prints the figures for docs/benchmarks/input.md"]
 fn readers_by_hand() {
     let wanted = std::env::var("READER").ok();
     let is_wanted = |name: &str| wanted.as_deref().is_none_or(|wanted| wanted == name);

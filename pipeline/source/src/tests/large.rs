@@ -63,7 +63,7 @@ fn the_spool_checks_characters_across_pushes() {
 
 /// Run by hand: `cargo nextest run -p stillhouse-source --run-ignored only large_document_by_hand --no-capture`.
 #[test]
-#[ignore = "200 MB; prints the resident memory for BENCHMARKS.md"]
+#[ignore = "200 MB; prints the resident memory for docs/benchmarks/input.md"]
 fn large_document_by_hand() {
     use std::io::Write;
     let bench = Bench::new();
