@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::{Field, Schema, SchemaRef};
@@ -30,7 +31,7 @@ pub trait OperatorConfig: fmt::Debug + Clone + PartialEq + Send + Sync + 'static
     /// Name of the operator in plans, metrics and errors.
     const NAME: &'static str;
 
-    /// Section of the job file that the operator defines itself; `None` if it has none or uses a section of `JobSpec`.
+    /// Section of the job file that belongs to the operator; `None` if it has none or uses a section of `JobSpec`.
     const SECTION: Option<SectionKind> = None;
 
     /// Columns that the operator may add, in order.
@@ -38,6 +39,9 @@ pub trait OperatorConfig: fmt::Debug + Clone + PartialEq + Send + Sync + 'static
 
     /// Statistics that the operator may add to a shard's record, besides those of every data set.
     const STATISTICS: &'static [StatisticKind] = &[];
+
+    /// Names of the files that the operator may write beside the shards.
+    const SIDECAR_FILES: &'static [&'static str] = &[];
 
     /// Returns the config for a job, or `None` if the job does not use the operator.
     ///
@@ -72,8 +76,14 @@ pub trait OperatorConfig: fmt::Debug + Clone + PartialEq + Send + Sync + 'static
     }
 
     /// Returns the files to write beside the shards, (name, content), for data that decides a column but is not a
-    /// column. The names are in [`crate::registry::SIDECAR_FILES`].
+    /// column. Their names are in [`OperatorConfig::SIDECAR_FILES`].
     fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
+        Vec::new()
+    }
+
+    /// Returns, for keys of the section, the bytes that stand for them in the job's hash, in place of the file that they
+    /// name: (field, bytes), such as `subtokens.permutation` and its numbers.
+    fn hashed_content(&self) -> Vec<(&'static str, Arc<[u8]>)> {
         Vec::new()
     }
 

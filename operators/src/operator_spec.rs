@@ -20,7 +20,7 @@ pub trait OperatorFactory: fmt::Debug + Sync {
     /// Name of the operator in plans, metrics and errors.
     fn name(&self) -> &'static str;
 
-    /// Section of the job file that the operator defines itself, if any.
+    /// Section of the job file that belongs to the operator, if any.
     fn section(&self) -> Option<SectionKind>;
 
     /// Columns that the operator may add, in order.
@@ -28,6 +28,9 @@ pub trait OperatorFactory: fmt::Debug + Sync {
 
     /// Statistics that the operator may add.
     fn statistics(&self) -> &'static [StatisticKind];
+
+    /// Names of the files that the operator may write beside the shards.
+    fn sidecar_files(&self) -> &'static [&'static str];
 
     /// Returns the operator with its config for a job, or `None` if the job does not use it.
     ///
@@ -67,6 +70,10 @@ impl<T: OperatorConfig> OperatorFactory for Factory<T> {
         T::STATISTICS
     }
 
+    fn sidecar_files(&self) -> &'static [&'static str] {
+        T::SIDECAR_FILES
+    }
+
     fn resolve(&self, context: &JobContext<'_>) -> Result<Option<OperatorSpec>, Problem> {
         Ok(T::from_job(context)?.map(OperatorSpec::from))
     }
@@ -87,6 +94,8 @@ trait ErasedConfig: fmt::Debug + Send + Sync {
         violations: &mut Vec<Violation>,
     ) -> Result<(), ArrowError>;
     fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)>;
+    fn is_derivable(&self) -> bool;
+    fn hashed_content(&self) -> Vec<(&'static str, Arc<[u8]>)>;
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64;
     fn excess_bytes_per_token(&self, vocab_size: usize) -> f64;
     fn view(&self, row: &RecordBatch) -> Result<Option<OperatorView>, ArrowError>;
@@ -115,6 +124,14 @@ impl<T: OperatorConfig> ErasedConfig for T {
 
     fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
         OperatorConfig::sidecar_files(self)
+    }
+
+    fn is_derivable(&self) -> bool {
+        T::SECTION.is_some_and(|section| section.is_derivable)
+    }
+
+    fn hashed_content(&self) -> Vec<(&'static str, Arc<[u8]>)> {
+        OperatorConfig::hashed_content(self)
     }
 
     fn bytes_per_token(&self, before: f64, vocab_size: usize) -> f64 {
@@ -179,6 +196,16 @@ impl OperatorSpec {
     /// Returns the files to write beside the shards: see [`OperatorConfig::sidecar_files`].
     pub fn sidecar_files(&self) -> Vec<(&'static str, Vec<u8>)> {
         self.0.sidecar_files()
+    }
+
+    /// Whether `stillhouse derive` can make the columns: see [`stillhouse_schemas::sections::Section::IS_DERIVABLE`].
+    pub fn is_derivable(&self) -> bool {
+        self.0.is_derivable()
+    }
+
+    /// Returns what stands for keys of the section in the job's hash: see [`OperatorConfig::hashed_content`].
+    pub fn hashed_content(&self) -> Vec<(&'static str, Arc<[u8]>)> {
+        self.0.hashed_content()
     }
 
     /// Returns what to show of a batch's only row: see [`OperatorConfig::view`].

@@ -44,16 +44,20 @@ use arrow::error::ArrowError;
 use stillhouse_noise::keyed_uniforms;
 use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::{self, PartitionLevel, Sampling, Schedule};
+use stillhouse_schemas::sections::SectionKind;
 
 use crate::config::{Column, JobContext, OperatorConfig, OperatorView};
 use crate::extract::sequences;
 use crate::invariants::{CheckContext, Violation, float_column};
 use crate::operator::{Emit, Operator, OperatorError, SplitContext, extend_schema};
 use crate::rows::{ListRows, list_column};
+use crate::subtokens::SubtokensSection;
 
 mod levels;
+mod section;
 mod view;
+
+pub use self::section::{PartitionLevel, PartitionsSection, Sampling, Schedule};
 
 const NAME: &str = "partitions";
 
@@ -106,9 +110,10 @@ pub fn group_share(schedule: Schedule, power: f64, t: f64) -> f64 {
 ///
 /// ```
 /// use stillhouse_operators::partitions::{PartitionsConfig, partition_row};
-/// use stillhouse_schemas::{columns::RowLength, spec::Partitions};
+/// use stillhouse_operators::partitions::PartitionsSection;
+/// use stillhouse_schemas::columns::RowLength;
 ///
-/// let config = PartitionsConfig::new(&Partitions::default(), 42, RowLength::Fixed(8));
+/// let config = PartitionsConfig::new(&PartitionsSection::default(), 42, RowLength::Fixed(8));
 /// let views = partition_row(&config, 7, &[true; 8]);
 /// assert_eq!(views[0].groups.len(), 8);
 /// assert_eq!(views, partition_row(&config, 7, &[true; 8]));
@@ -161,6 +166,7 @@ fn groups(config: &PartitionsConfig, sequence_id: u64, view: u32, t: f32, mask: 
 
 impl OperatorConfig for PartitionsConfig {
     const NAME: &'static str = NAME;
+    const SECTION: Option<SectionKind> = Some(SectionKind::of::<PartitionsSection>());
     const COLUMNS: &'static [Column] = &[
         Column {
             name: columns::PARTITION,
@@ -181,9 +187,9 @@ impl OperatorConfig for PartitionsConfig {
     ];
 
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
-        let Some(section) = &context.spec.partitions else { return Ok(None) };
-        let digits = context.spec.subtokens.as_ref().map_or(1, |subtokens| subtokens.length);
-        Ok(Some(Self { digits, ..Self::new(section, context.spec.seed, context.rows()) }))
+        let Some(section) = context.section::<PartitionsSection>()? else { return Ok(None) };
+        let digits = context.section::<SubtokensSection>()?.map_or(1, |subtokens| subtokens.length);
+        Ok(Some(Self { digits, ..Self::new(&section, context.spec.seed, context.rows()) }))
     }
 
     fn fields(&self) -> Vec<Field> {
@@ -232,16 +238,16 @@ impl OperatorConfig for PartitionsConfig {
 
 impl PartitionsConfig {
     /// Creates the config from the job's section.
-    pub fn new(spec: &spec::Partitions, seed: u64, rows: RowLength) -> Self {
+    pub fn new(section: &PartitionsSection, seed: u64, rows: RowLength) -> Self {
         Self {
-            views: spec.views,
-            schedule: spec.schedule,
-            power: spec.power,
-            sampling: spec.sampling,
-            eps: spec.eps,
-            t_range: spec.t_range,
-            level: spec.level,
-            block_length: spec.block_length.unwrap_or(1),
+            views: section.views,
+            schedule: section.schedule,
+            power: section.power,
+            sampling: section.sampling,
+            eps: section.eps,
+            t_range: section.t_range,
+            level: section.level,
+            block_length: section.block_length.unwrap_or(1),
             digits: 1,
             seed,
             rows,

@@ -15,7 +15,6 @@ use crate::extract::ExtractConfig;
 use crate::generate::GenerateConfig;
 use crate::invariants::CheckContext;
 use crate::operator_spec::{Factory, OperatorFactory, OperatorSpec, RowChecks};
-use crate::subtokens::{FILTER_TABLE, PERMUTATION};
 
 /// The operators of Stillhouse, in the order in which they run.
 pub const OPERATORS: &[&dyn OperatorFactory] = &[
@@ -30,9 +29,6 @@ pub const OPERATORS: &[&dyn OperatorFactory] = &[
     &Factory::<crate::partitions::PartitionsConfig>::ENTRY,
     &Factory::<crate::orders::OrdersConfig>::ENTRY,
 ];
-
-/// Names of the files that operators may write beside the shards.
-pub const SIDECAR_FILES: [&str; 2] = [PERMUTATION, FILTER_TABLE];
 
 /// Returns the operators of a job, in order.
 ///
@@ -118,6 +114,11 @@ pub fn job_format() -> &'static JobFormat {
 /// Returns every column that an operator may add, in the order of a data set.
 pub fn columns() -> impl Iterator<Item = &'static Column> {
     operators().iter().flat_map(|operator| operator.columns())
+}
+
+/// Returns the names of the files that operators may write beside the shards.
+pub fn sidecar_files() -> impl Iterator<Item = &'static str> {
+    operators().iter().flat_map(|operator| operator.sidecar_files()).copied()
 }
 
 /// Looks up a statistic of an operator by name.

@@ -25,7 +25,7 @@ use arrow::datatypes::{DataType, Field};
 use arrow::error::ArrowError;
 use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::{Permutation, SHIPPED};
+use stillhouse_schemas::sections::SectionKind;
 
 use crate::config::{Column, JobContext, OperatorConfig, token_id_bits};
 use crate::invariants::{CheckContext, Violation, unsigned_column};
@@ -33,8 +33,13 @@ use crate::operator::{Emit, Operator, OperatorError, SplitContext, extend_schema
 use crate::rows::{ListRows, list_column, sequence_ids};
 
 mod files;
+mod permutation;
+mod section;
 
-pub use files::{FILTER_TABLE, PERMUTATION, parse_numbers, shipped_permutation};
+pub use files::{FILTER_TABLE, PERMUTATION, shipped_permutation};
+pub use permutation::Permutation;
+use section::PERMUTATION_FIELD;
+pub use section::{SHIPPED, SubtokensSection};
 
 const NAME: &str = "subtokens";
 
@@ -144,6 +149,7 @@ pub struct SubtokensConfig {
 
 impl OperatorConfig for SubtokensConfig {
     const NAME: &'static str = NAME;
+    const SECTION: Option<SectionKind> = Some(SectionKind::of::<SubtokensSection>());
     const COLUMNS: &'static [Column] = &[Column {
         name: columns::SUBTOKENS,
         dtype: "fixed list uint8 (b ≤ 256) / uint16",
@@ -153,20 +159,24 @@ impl OperatorConfig for SubtokensConfig {
         meaning: "base-b digits of each token's id, most significant first (MDM-Prime)",
     }];
 
+    const SIDECAR_FILES: &'static [&'static str] = &[PERMUTATION, FILTER_TABLE];
+
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
-        let Some(section) = &context.spec.subtokens else { return Ok(None) };
+        let Some(section) = context.section::<SubtokensSection>()? else { return Ok(None) };
         let made = Self::new(context.vocab_size, section.length, context.rows());
         let made = made.map_err(|e| Problem::new("subtokens.length", section.length, e.to_string()))?;
-        let permutation = match (section.permutation.as_deref(), &section.numbers) {
-            (None, _) => None,
-            (Some(SHIPPED), _) => {
+        let permutation = match section.permutation.as_deref() {
+            None => None,
+            Some(SHIPPED) => {
                 let made = files::shipped_permutation(context.vocab_size);
-                Some(made.map_err(|e| Problem::new("subtokens.permutation", SHIPPED, e))?)
+                Some(made.map_err(|e| Problem::new(PERMUTATION_FIELD, SHIPPED, e))?)
             }
-            (Some(_), Some(read)) => Some(read.clone()),
-            (Some(named), None) => {
-                let message = format!("its values are not available; a data set has them in {PERMUTATION}");
-                return Err(Problem::new("subtokens.permutation", format!("{named:?}"), message));
+            Some(named) => {
+                let bytes = context.spec.sections.file(PERMUTATION_FIELD);
+                let bytes =
+                    bytes.ok_or_else(|| format!("its values are not available; a data set has them in {PERMUTATION}"));
+                let read = bytes.and_then(|bytes| files::read_permutation(bytes, context.vocab_size));
+                Some(read.map_err(|e| Problem::new(PERMUTATION_FIELD, format!("{named:?}"), e))?)
             }
         };
         let made = Self { permutation, filter_table: section.filter_table, ..made };
@@ -190,6 +200,12 @@ impl OperatorConfig for SubtokensConfig {
         let permutation = self.permutation.as_ref().map(|p| (PERMUTATION, files::permutation_npy(p)));
         let table = self.filter_table.then(|| (FILTER_TABLE, files::filter_table_npy(self)));
         permutation.into_iter().chain(table).collect()
+    }
+
+    /// The numbers as little-endian uint32, so that a `.npy` and a `.json` file of the same numbers are the same job.
+    fn hashed_content(&self) -> Vec<(&'static str, Arc<[u8]>)> {
+        let bytes = |p: &Permutation| p.numbers().iter().flat_map(|number| number.to_le_bytes()).collect();
+        self.permutation.as_ref().map(|p| (PERMUTATION_FIELD, bytes(p))).into_iter().collect()
     }
 
     fn fields(&self) -> Vec<Field> {

@@ -118,3 +118,10 @@ pub fn joined(batches: &[RecordBatch]) -> Vec<(u64, String)> {
     assert!(!open);
     documents
 }
+
+/// A small job file with these sections.
+pub(crate) fn job_with(sections: &str) -> String {
+    format!(
+        "version: 1\nname: a\ninput: {{format: jsonl, paths: [x.jsonl]}}\ntokenizer: {{path: t.json}}\npack: {{length: 16}}\noutput: {{path: out}}\n{sections}\n"
+    )
+}

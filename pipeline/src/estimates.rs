@@ -2,9 +2,11 @@
 //! steps of sub-tokens.
 
 use serde::Serialize;
-use stillhouse_operators::subtokens::{self, PLANNED_LENGTHS};
+use stillhouse_operators::partitions::{PartitionsSection, Schedule};
+use stillhouse_operators::subtokens::{self, PLANNED_LENGTHS, SubtokensSection};
 use stillhouse_schemas::manifest::SplitRecord;
-use stillhouse_schemas::spec::{JobSpec, Schedule};
+use stillhouse_schemas::sections::Section;
+use stillhouse_schemas::spec::JobSpec;
 
 use crate::job::Prepared;
 use crate::sequence_offsets;
@@ -44,12 +46,12 @@ pub struct IdleSteps {
 
 pub(crate) fn idle_steps(prepared: &Prepared) -> Vec<IdleSteps> {
     let spec = &prepared.spec;
-    if spec.subtokens.is_none() {
+    if !spec.sections.contains(SubtokensSection::KEY) {
         return Vec::new();
     }
     // the paper has no ratio for sub-tokens with another schedule: report the linear one
-    let power = match &spec.partitions {
-        Some(partitions) if partitions.schedule == Schedule::Polynomial => partitions.power,
+    let power = match spec.sections.get::<PartitionsSection>() {
+        Ok(Some(partitions)) if partitions.schedule == Schedule::Polynomial => partitions.power,
         _ => 1.0,
     };
     let length = spec.pack.length;

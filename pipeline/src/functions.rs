@@ -18,10 +18,9 @@ use datafusion::common::cast::as_int64_array;
 use datafusion::common::{Result, exec_err};
 use datafusion::logical_expr::{ColumnarValue, ScalarUDF, Volatility, create_udf};
 use datafusion::prelude::SessionContext;
-use stillhouse_operators::partitions::{Partition, PartitionsConfig, partition_row};
+use stillhouse_operators::partitions::{Partition, PartitionsConfig, PartitionsSection, partition_row};
 use stillhouse_operators::subtokens;
 use stillhouse_schemas::columns::RowLength;
-use stillhouse_schemas::spec;
 
 /// Registers all functions.
 pub fn register(context: &SessionContext) {
@@ -103,8 +102,8 @@ fn view_of(sequence_id: i64, length: i64, seed: i64, views: i64, view: i64) -> R
     let views = bounded("views", views, 1, 1024)?;
     let view = bounded("view", view, 0, views - 1)?;
     let length = bounded("length", length, 0, 1 << 24)?;
-    let spec = spec::Partitions { views: views as u32, ..spec::Partitions::default() };
-    let config = PartitionsConfig::new(&spec, seed.cast_unsigned(), RowLength::UpTo(length as usize));
+    let section = PartitionsSection { views: views as u32, ..PartitionsSection::default() };
+    let config = PartitionsConfig::new(&section, seed.cast_unsigned(), RowLength::UpTo(length as usize));
     let mut all = partition_row(&config, sequence_id.cast_unsigned(), &vec![true; length as usize]);
     Ok(all.swap_remove(view as usize))
 }
@@ -156,8 +155,8 @@ mod tests {
     async fn groups_are_those_of_the_column() {
         let column = one("SELECT partition(7, 16, 42, 2, 1)").await.unwrap();
         let groups = as_list_array(&column).unwrap().value(0);
-        let spec = spec::Partitions { views: 2, ..Default::default() };
-        let expected = partition_row(&PartitionsConfig::new(&spec, 42, RowLength::Fixed(16)), 7, &[true; 16]);
+        let section = PartitionsSection { views: 2, ..Default::default() };
+        let expected = partition_row(&PartitionsConfig::new(&section, 42, RowLength::Fixed(16)), 7, &[true; 16]);
         let got: Vec<bool> = as_boolean_array(&groups).unwrap().values().iter().collect();
         assert_eq!(got, expected[1].groups);
     }

@@ -16,13 +16,11 @@ use stillhouse_operators::config::{JobContext, SpecialIds};
 use stillhouse_operators::extract::MAX_TOPK_ON_GPU;
 use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_operators::registry;
-use stillhouse_operators::subtokens::parse_numbers;
 use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary, Vocabulary, VocabularyError};
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{
-    Boundary, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, PackMode, Permutation, Remainder, Separator,
-    TokenizerDifference,
+    Boundary, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference,
 };
 use stillhouse_signals::StoredSignal;
 use stillhouse_teacher::{DeviceChoice, TeacherConfig, TeacherError};
@@ -39,7 +37,7 @@ use crate::sequence_offsets;
 use crate::source::{self, QueryTable};
 use crate::storage::{Guard, Location, Storages, StoreUrl};
 use stillhouse_input_files::{InputFile, InputPaths, ListError, Store, find_output_overlap, list_files};
-pub(crate) use vocabularies::read_permutation;
+pub(crate) use vocabularies::read_section_file;
 
 /// A checked job with everything that its checks have opened.
 pub struct Prepared {
@@ -172,10 +170,10 @@ fn check_and_prepare(
     let teacher = checks.teacher();
     let own = checks.own_vocabulary(teacher.as_ref());
     let vocabulary = checks.tokenizer(teacher.as_ref(), own.as_ref());
-    let mut numbers = None;
+    let mut section_files = Vec::new();
     if let Some(vocabulary) = &vocabulary {
         checks.special_tokens(vocabulary);
-        numbers = checks.vocabularies(vocabulary, teacher.as_ref(), own.as_ref());
+        section_files = checks.vocabularies(vocabulary, teacher.as_ref(), own.as_ref());
     }
     if let Some(failure) = checks.failure {
         return Err(failure);
@@ -196,7 +194,7 @@ fn check_and_prepare(
         };
         spec.input = named.unwrap_or(spec.input);
     }
-    fill_in(&mut spec, numbers, teacher.as_ref().map(|t| t.config.hidden_size));
+    fill_in(&mut spec, section_files, teacher.as_ref().map(|t| t.config.hidden_size));
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
     let operators = {
         let context = JobContext { spec: &spec, vocab_size, special_ids: SpecialIds::from_vocabulary(&vocabulary) };
@@ -232,7 +230,7 @@ fn all_files(tables: &[QueryTable]) -> Cow<'_, [InputFile]> {
 }
 
 /// Opens the disk and every bucket from which the job reads.
-fn input_store(spec: &JobSpec, names: &PathExpander, storages: &Storages) -> Result<Store> {
+pub(crate) fn input_store(spec: &JobSpec, names: &PathExpander, storages: &Storages) -> Result<Store> {
     let mut buckets = BTreeMap::new();
     let named = spec.input.all_paths().flat_map(|(_, path)| names.expand_all(path).unwrap_or_default());
     for url in named.filter_map(|named| StoreUrl::parse(&named.expanded)?.ok()) {
@@ -266,10 +264,6 @@ fn guard(access: &Access) -> Guard {
     let access = access.clone();
     guard.with_redirect_filter(move |url| access.allows_redirect(url))
 }
-
-/// Maximum size of a permutation file, in bytes. Even 2^32 ids of 20 characters exceed it, and no vocabulary is that
-/// large.
-const MAX_PERMUTATION_BYTES: u64 = 1 << 30;
 
 /// The files of a model or tokenizer that may be opened: the file itself, or the `.json` and `.safetensors` files of
 /// its folder.
@@ -546,11 +540,14 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     with_causes(error.to_string(), error.source())
 }
 
-/// Fills in what operators need beyond the job file: the numbers of a permutation, and the width of the teacher's
-/// hidden states.
-pub(crate) fn fill_in(spec: &mut JobSpec, numbers: Option<Permutation>, hidden_size: Option<usize>) {
-    if let Some(subtokens) = &mut spec.subtokens {
-        subtokens.numbers = numbers;
+/// The content of a file that a section names, and the field that names it.
+pub(crate) type NamedContent = (&'static str, Arc<[u8]>);
+
+/// Fills in what operators need beyond the job file: the content of the files that sections name, and the width of the
+/// teacher's hidden states.
+pub(crate) fn fill_in(spec: &mut JobSpec, files: Vec<NamedContent>, hidden_size: Option<usize>) {
+    for (field, bytes) in files {
+        spec.sections.set_file(field, bytes);
     }
     if let Some(states) = spec.extract.as_mut().and_then(|extract| extract.hidden_states.as_mut()) {
         states.width = hidden_size.and_then(|size| u32::try_from(size).ok());

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_operators::registry::{bytes_per_token, job_format};
-use stillhouse_operators::subtokens::SubtokensConfig;
 use stillhouse_schemas::columns::FORMAT_VERSION;
 use stillhouse_schemas::manifest::{Range, SplitRecord};
-use stillhouse_schemas::spec::{InputFormat, JobSpec, Permutation};
+use stillhouse_schemas::spec::{InputFormat, JobSpec};
 
 use crate::engine::teacher::file_sha256;
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -134,6 +135,15 @@ fn split_bytes(prepared: &Prepared) -> u64 {
     ((bytes / of_a_document) as u64).max(1)
 }
 
+/// Returns what stands for a key of a section in the job's hash: the file that it names, or what the operator made of
+/// it.
+fn content_of_sections(prepared: &Prepared) -> impl Iterator<Item = (&'static str, Arc<[u8]>)> {
+    let spec = &prepared.spec;
+    let files = job_format().files(spec).into_iter();
+    let files = files.filter_map(|file| Some((file.field, Arc::clone(spec.sections.file(file.field)?))));
+    files.chain(prepared.operators.iter().flat_map(OperatorSpec::hashed_content))
+}
+
 /// Hashes everything that decides the bytes of the shards: the job (without settings that only say where things are and
 /// how it runs), the tokenizer, the teacher, the kind of device, and the input files' sizes and names below their
 /// common folder.
@@ -158,12 +168,12 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
             map.insert("files".into(), json!(table.files.len()));
         }
     }
-    if let Some(Value::Object(subtokens)) = job.pointer_mut("/subtokens")
-        && let Some(config) = prepared.operators.iter().find_map(|o| o.config::<SubtokensConfig>())
-        && let Some(numbers) = config.permutation.as_ref().map(Permutation::numbers)
-    {
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        subtokens.insert("permutation".into(), json!({"sha256": hex::encode(Sha256::digest(&bytes))}));
+    for (field, content) in content_of_sections(prepared) {
+        if let Some((section, key)) = field.split_once('.')
+            && let Some(Value::Object(section)) = job.get_mut(section)
+        {
+            section.insert(key.to_owned(), json!({"sha256": hex::encode(Sha256::digest(&content))}));
+        }
     }
     let tokenizer = hex::encode(Sha256::digest(tokenizer_json(prepared)?));
     let (mut teacher, mut stamps) = (BTreeMap::new(), Vec::new());

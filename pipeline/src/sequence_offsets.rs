@@ -16,10 +16,11 @@
 
 use std::collections::BTreeMap;
 
+use stillhouse_operators::orders::{OrderSchedule, OrdersSection};
 use stillhouse_schemas::manifest::{Manifest, SplitRecord};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::sequence_range::SequenceRange;
-use stillhouse_schemas::spec::{Boundary, JobSpec, OrderSchedule, PackMode};
+use stillhouse_schemas::spec::{Boundary, JobSpec, PackMode};
 
 use crate::source::TRAIN;
 
@@ -31,7 +32,17 @@ const MAX_FACTOR: f64 = 1.25;
 
 /// The orders' schedule, if they change over the data set.
 pub(crate) fn schedule(spec: &JobSpec) -> Option<OrderSchedule> {
-    spec.orders.schedule
+    orders(spec)?.schedule
+}
+
+fn orders(spec: &JobSpec) -> Option<OrdersSection> {
+    // a section that does not parse is a problem that the operator reports
+    spec.sections.get().ok().flatten()
+}
+
+/// The epoch of the orders.
+fn epoch(spec: &JobSpec) -> u32 {
+    orders(spec).map_or(0, |orders| orders.epoch)
 }
 
 /// Input per sequence, in the unit that weighs splits: bytes of text, numbers, or documents. `None` if it cannot be
@@ -62,7 +73,7 @@ pub(crate) fn check_schedule(spec: &JobSpec) -> Option<Problem> {
 pub(crate) fn plan_ranges(spec: &JobSpec, splits: &mut [SplitRecord], earlier_count: usize, weights: &[f64]) {
     let (Some(_), Some(weight)) = (schedule(spec), sequence_weight(spec)) else { return };
     let sequences: Vec<u64> = weights.iter().map(|bytes| ((bytes / weight).round() as u64).max(1)).collect();
-    assign_ranges(splits, earlier_count, &sequences, spec.orders.epoch);
+    assign_ranges(splits, earlier_count, &sequences, epoch(spec));
 }
 
 /// The splits of a finished data set, with positions from the actual rows of its shards.
@@ -71,7 +82,7 @@ pub(crate) fn splits_with_actual_ranges(spec: &JobSpec, manifest: &Manifest) -> 
     if schedule(spec).is_some() {
         let rows: BTreeMap<_, _> = manifest.shards.iter().map(|shard| (shard.split, shard.rows)).collect();
         let rows: Vec<u64> = splits.iter().map(|split| rows.get(&split.split).copied().unwrap_or(0)).collect();
-        assign_ranges(&mut splits, 0, &rows, spec.orders.epoch);
+        assign_ranges(&mut splits, 0, &rows, epoch(spec));
     }
     splits
 }
@@ -234,7 +245,8 @@ mod tests {
     #[test]
     fn a_later_epoch_stands_behind_those_before_it() {
         let mut spec = spec(", bytes_per_sequence: 10", WRAP);
-        spec.orders.epoch = 2;
+        let orders: OrdersSection = spec.sections.get().unwrap().unwrap();
+        spec.sections.set(&OrdersSection { epoch: 2, ..orders }).unwrap();
         let mut all = splits(&["train", "train", "a"]);
         plan_ranges(&spec, &mut all, 0, &[100.0, 40.0, 20.0]);
         assert_eq!(firsts(&all), [28, 38, 42]);

@@ -6,20 +6,21 @@ mod images;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
+
 use crate::paths;
 use crate::problems::Problem;
+use crate::sections::SectionFile;
 use crate::spec::{
-    Boundary, ColumnType, Compression, Dtype, EngineKind, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, OrderKind,
-    OrderSchedule, PackMode, PartitionLevel, Remainder, Separator, TeacherContext, TextDocument,
+    Boundary, ColumnType, Compression, Dtype, EngineKind, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, PackMode,
+    Remainder, Separator, TeacherContext, TextDocument,
 };
 use crate::storage::{endpoint_problem, split_url};
 
-/// Runs every check.
-pub fn all(job: &JobSpec) -> Vec<Problem> {
-    let checks: [fn(&JobSpec, &mut Vec<Problem>); 15] = [
+/// Runs every check of the built-in keys. `files` are those that sections of operators name.
+pub fn all(job: &JobSpec, files: Vec<SectionFile>) -> Vec<Problem> {
+    let checks: [fn(&JobSpec, &mut Vec<Problem>); 11] = [
         engine_combinations,
-        path_syntax,
-        store_urls,
         endpoints,
         input_combinations,
         input_tables,
@@ -30,13 +31,14 @@ pub fn all(job: &JobSpec) -> Vec<Problem> {
         extract_combinations,
         generated_text,
         tokenizer_source,
-        order_combinations,
-        partition_combinations,
     ];
     let mut problems = Vec::new();
     for check in checks {
         check(job, &mut problems);
     }
+    let paths = job_paths(job, files);
+    path_syntax(&paths, &mut problems);
+    store_urls(&paths, &mut problems);
     problems
 }
 
@@ -73,87 +75,13 @@ fn is_host_and_port(address: &str) -> bool {
     !host.is_empty() && host.chars().all(is_host_char) && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
-/// Checks that the keys of `orders` fit the kind of order.
-fn order_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
-    let orders = &job.orders;
-    let unless_kind = |kind: OrderKind| if orders.kind == kind { "" } else { kind.name() };
-    for (key, given, kind) in [
-        ("rho", orders.rho.is_some(), unless_kind(OrderKind::Progressive)),
-        ("schedule", orders.schedule.is_some(), unless_kind(OrderKind::Progressive)),
-        ("streams", !orders.streams.is_empty(), unless_kind(OrderKind::Strided)),
-        ("steps", orders.steps.is_some(), unless_kind(OrderKind::Random)),
-        ("epoch", orders.epoch > 0 && orders.kind == OrderKind::None, "progressive, strided or random"),
-    ] {
-        if given && !kind.is_empty() {
-            let message = format!("is for kind {kind}, and orders.kind is {}", orders.kind.name());
-            problems.push(Problem::missing(format!("orders.{key}"), message));
-        }
-    }
-    let mut missing = |key: &str, message: &str| problems.push(Problem::missing(format!("orders.{key}"), message));
-    match orders.kind {
-        OrderKind::Progressive if orders.rho.is_some() == orders.schedule.is_some() => {
-            missing("rho", "kind progressive needs either rho or schedule");
-        }
-        OrderKind::Strided if orders.streams.is_empty() => {
-            missing("streams", "is required for kind strided and missing")
-        }
-        OrderKind::Random if orders.steps.is_none() => missing("steps", "is required for kind random and missing"),
-        _ => {}
-    }
-    if let Some(schedule) = orders.schedule.filter(|schedule| schedule.i_perm_sequences < schedule.i_ar_sequences) {
-        let message = format!("before orders.schedule.i_ar_sequences; valid: {} or more", schedule.i_ar_sequences);
-        problems.push(Problem::new("orders.schedule.i_perm_sequences", schedule.i_perm_sequences, message));
-    }
-    if let Some(OrderSchedule { bytes_per_sequence: Some(_), sequences_per_split: Some(rows), .. }) = orders.schedule {
-        let message =
-            "contradicts orders.schedule.bytes_per_sequence, which counts sequences in another way; leave it out";
-        problems.push(Problem::new("orders.schedule.sequences_per_split", rows, message));
-    }
-}
-
-/// Checks that the keys of `partitions` fit the level.
-fn partition_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
-    let Some(partitions) = &job.partitions else { return };
-    let is_block = partitions.level == PartitionLevel::Block;
-    match partitions.block_length {
-        None if is_block => {
-            problems.push(Problem::missing("partitions.block_length", "is required for level block and missing"));
-        }
-        Some(length) if !is_block => {
-            problems.push(Problem::new("partitions.block_length", length, "is for level block"));
-        }
-        _ => {}
-    }
-    if let Some([low, high]) = partitions.t_range {
-        let given = format!("[{low}, {high}]");
-        if partitions.level == PartitionLevel::Token {
-            let message = "is for level block or subtoken; level token has eps";
-            problems.push(Problem::new("partitions.t_range", given, message));
-        } else if !(0.0 <= low && low < high && high <= 1.0) {
-            problems.push(Problem::new(
-                "partitions.t_range",
-                given,
-                "valid: two numbers from 0 to 1, the smaller first",
-            ));
-        }
-    }
-    if partitions.level == PartitionLevel::Subtoken && job.subtokens.is_none() {
-        let message = "needs digits; valid: level token or block, or a job with `subtokens: {length: 4}`";
-        problems.push(Problem::new("partitions.level", "subtoken", message));
-    }
-    if partitions.level == PartitionLevel::Subtoken && job.has_short_rows() {
-        let message = "rows of different lengths cannot have groups of digits; valid: pack.remainder drop or pad";
-        problems.push(Problem::new("partitions.level", "subtoken", message));
-    }
-}
-
 /// Checks the syntax of `~`, `${VAR}` and `{a,b}` in paths. Their values are checked later, where they are known.
-fn path_syntax(job: &JobSpec, problems: &mut Vec<Problem>) {
-    for (field, path, role) in job_paths(job) {
+fn path_syntax(paths: &[JobPath<'_>], problems: &mut Vec<Problem>) {
+    for JobPath { field, path, role } in paths {
         let wrong = paths::parts(path).err();
-        let braces = || paths::alternatives(path).err().filter(|_| role == PathRole::Input);
+        let braces = || paths::alternatives(path).err().filter(|_| *role == PathRole::Input);
         if let Some(message) = wrong.or_else(braces) {
-            problems.push(Problem::missing(field, message));
+            problems.push(Problem::missing(field.clone(), message));
         }
     }
 }
@@ -184,31 +112,43 @@ pub enum PathRole {
     File,
 }
 
-/// Returns the paths of a job, with their fields.
-pub fn job_paths(job: &JobSpec) -> Vec<(String, &str, PathRole)> {
-    let inputs = job.input.all_paths().map(|(field, path)| (field, path.as_str(), PathRole::Input));
+/// A path that a job names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobPath<'a> {
+    /// Field of the job file.
+    pub field: String,
+    /// The path as the job file has it.
+    pub path: Cow<'a, str>,
+    /// What it names.
+    pub role: PathRole,
+}
+
+/// Returns the paths of a job. `files` are those that sections of operators name.
+pub(crate) fn job_paths(job: &JobSpec, files: Vec<SectionFile>) -> Vec<JobPath<'_>> {
+    let named = |field: String, path, role| JobPath { field, path: Cow::Borrowed(path), role };
+    let inputs = job.input.all_paths().map(|(field, path)| named(field, path.as_str(), PathRole::Input));
     let mut paths: Vec<_> = inputs.collect();
-    paths.push(("output.path".into(), &job.output.path, PathRole::Output));
-    paths.extend(job.tokenizer.path.as_deref().map(|path| ("tokenizer.path".into(), path, PathRole::Model)));
+    paths.push(named("output.path".into(), &job.output.path, PathRole::Output));
+    paths.extend(job.tokenizer.path.as_deref().map(|path| named("tokenizer.path".into(), path, PathRole::Model)));
     let teacher = job.extract.as_ref().map(|e| e.teacher.path.as_str());
-    paths.extend(teacher.map(|path| ("extract.teacher.path".into(), path, PathRole::Model)));
-    let permutation = job.subtokens.as_ref().and_then(|s| s.permutation_file());
-    paths.extend(permutation.map(|path| ("subtokens.permutation".into(), path, PathRole::File)));
+    paths.extend(teacher.map(|path| named("extract.teacher.path".into(), path, PathRole::Model)));
+    let file = |file: SectionFile| JobPath { field: file.field.into(), path: file.path.into(), role: PathRole::File };
+    paths.extend(files.into_iter().map(file));
     paths
 }
 
 /// Checks that each path is of a kind that its field allows.
-fn store_urls(job: &JobSpec, problems: &mut Vec<Problem>) {
-    for (field, path, role) in job_paths(job) {
+fn store_urls(paths: &[JobPath<'_>], problems: &mut Vec<Problem>) {
+    for JobPath { field, path, role } in paths {
         // paths with variables are checked once their values are known
         if !paths::is_plain(path) {
             continue;
         }
         let alternatives = match role {
             PathRole::Input => paths::alternatives(path).unwrap_or_default(),
-            _ => vec![path.to_owned()],
+            _ => vec![path.to_string()],
         };
-        problems.extend(alternatives.iter().find_map(|path| path_problem(&field, path, role)));
+        problems.extend(alternatives.iter().find_map(|path| path_problem(field, path, *role)));
     }
 }
 

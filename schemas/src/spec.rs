@@ -6,10 +6,7 @@
 mod extract;
 mod images;
 mod input;
-mod orders;
-mod partitions;
 pub mod sections;
-mod subtokens;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -24,10 +21,7 @@ pub use self::images::{
 pub use self::input::{
     ColumnType, Compression, Holdout, INPUT_TABLE, Input, InputFormat, OnError, Source, Table, TextDocument,
 };
-pub use self::orders::{OrderKind, OrderSchedule, Orders};
-pub use self::partitions::{PartitionLevel, Partitions, Sampling, Schedule};
 use self::sections::Sections;
-pub use self::subtokens::{Permutation, SHIPPED, Subtokens};
 
 use crate::storage::Storage;
 
@@ -59,15 +53,6 @@ pub struct JobSpec {
     /// The teacher, and what to store of it. Without it the job is a fast tokenizer and packer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extract: Option<Extract>,
-    /// Base-b sub-tokens (MDM-Prime).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub subtokens: Option<Subtokens>,
-    /// Two-group partitions (Partition Generative Modeling; complementary masks).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub partitions: Option<Partitions>,
-    /// Generation orders (ARMD).
-    #[serde(default)]
-    pub orders: Orders,
     /// The output: where the data set is written.
     pub output: Output,
     /// Options of object stores. The shards do not depend on them.

@@ -115,7 +115,7 @@ impl WorkerTask {
 
 /// Sets the engine to the service's cluster, if there is one and the job file has no `engine.kind`.
 pub fn with_default_engine(mut parsed: Parsed, scheduler: Option<&str>) -> Parsed {
-    let says = parsed.contains_field("engine.kind");
+    let says = parsed.positions.contains("engine.kind");
     if let (Some(spec), Some(scheduler), false) = (&mut parsed.spec, scheduler, says) {
         (spec.engine.kind, spec.engine.scheduler) = (EngineKind::Ballista, Some(scheduler.to_owned()));
     }

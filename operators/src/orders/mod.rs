@@ -28,6 +28,7 @@
 //!
 //! Cost: one Philox block per two tokens, and a sort.
 
+mod section;
 mod view;
 
 use std::sync::Arc;
@@ -38,14 +39,16 @@ use arrow::error::ArrowError;
 use stillhouse_noise::{epoch_seed, keyed_uniforms};
 use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::sections::SectionKind;
 use stillhouse_schemas::sequence_range::SequenceRange;
-use stillhouse_schemas::spec::{OrderKind, OrderSchedule};
 
 use crate::config::{Column, JobContext, OperatorConfig, OperatorView, with_columns};
 use crate::extract::{Sequence, sequences};
 use crate::invariants::{CheckContext, Violation, unsigned_column};
 use crate::operator::{Emit, Operator, OperatorError, SplitContext};
 use crate::rows::list_column;
+
+pub use self::section::{OrderKind, OrderSchedule, OrdersSection};
 
 const NAME: &str = "orders";
 
@@ -175,6 +178,7 @@ fn interleave_streams(found: &mut Order, valid: usize, streams: usize) {
 
 impl OperatorConfig for OrdersConfig {
     const NAME: &'static str = NAME;
+    const SECTION: Option<SectionKind> = Some(SectionKind::of::<OrdersSection>());
     const COLUMNS: &'static [Column] = &[
         Column {
             name: columns::ORDER,
@@ -195,7 +199,7 @@ impl OperatorConfig for OrdersConfig {
     ];
 
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
-        let orders = &context.spec.orders;
+        let Some(orders) = context.section::<OrdersSection>()? else { return Ok(None) };
         let needs =
             |key: &str| Problem::missing(format!("orders.{key}"), format!("kind {} needs it", orders.kind.name()));
         let rule = match orders.kind {
@@ -205,7 +209,7 @@ impl OperatorConfig for OrdersConfig {
                 (None, schedule) => Shuffled::Schedule(schedule.ok_or_else(|| needs("rho"))?),
             }),
             OrderKind::Strided if orders.streams.is_empty() => return Err(needs("streams")),
-            OrderKind::Strided => OrderRule::Strided(orders.streams.clone()),
+            OrderKind::Strided => OrderRule::Strided(orders.streams),
             OrderKind::Random => OrderRule::Random(orders.steps.ok_or_else(|| needs("steps"))?),
         };
         Ok(Some(Self { rule, seed: epoch_seed(context.spec.seed, orders.epoch), rows: context.rows() }))

@@ -1,4 +1,6 @@
 use super::*;
+use crate::registry::job_format;
+use crate::testing::job_with;
 
 fn config(rule: OrderRule) -> OrdersConfig {
     OrdersConfig { rule, seed: 42, rows: RowLength::Fixed(8) }
@@ -196,4 +198,49 @@ fn long_sequences_have_wide_numbers() {
     assert_eq!(of(OrderRule::Strided(vec![2]), 65_534), DataType::UInt16);
     assert_eq!(of(OrderRule::Strided(vec![2]), 65_535), DataType::UInt32);
     assert_eq!(of(OrderRule::Random(70_000), 8), DataType::UInt32);
+}
+
+#[test]
+fn the_keys_of_an_order_are_those_of_its_kind() {
+    let problems = |orders: &str| job_format().parse(&job_with(&format!("orders: {orders}"))).problems.to_string();
+    for good in [
+        "{kind: none}",
+        "{kind: progressive, rho: 8}",
+        "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3, sequences_per_split: 5}}",
+        "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3}, epoch: 2}",
+        "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3, bytes_per_sequence: 4000}}",
+        "{kind: strided, streams: [1, 2, 4]}",
+        "{kind: random, steps: 16}",
+    ] {
+        assert_eq!(job_format().parse(&job_with(&format!("orders: {good}"))).problems.0, [], "{good}");
+    }
+    for (bad, says) in [
+        ("{rho: 8}", "orders.rho: is for kind progressive, and orders.kind is none"),
+        ("{epoch: 1}", "orders.epoch: is for kind progressive, strided or random, and orders.kind is none"),
+        (
+            "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3, sequences_per_split: 5, bytes_per_sequence: 9}}",
+            "orders.schedule.sequences_per_split: got 5: contradicts orders.schedule.bytes_per_sequence",
+        ),
+        ("{kind: progressive}", "orders.rho: kind progressive needs either rho or schedule"),
+        ("{kind: progressive, rho: 2, steps: 4}", "orders.steps: is for kind random"),
+        ("{kind: strided, streams: []}", "orders.streams"),
+        ("{kind: strided, streams: [2, 0]}", "orders.streams[1]: got 0"),
+        ("{kind: random}", "orders.steps: is required for kind random and missing"),
+        (
+            "{kind: progressive, schedule: {i_ar_sequences: 9, i_perm_sequences: 8, rho_max: 3, sequences_per_split: 5}}",
+            "orders.schedule.i_perm_sequences: got 8: before orders.schedule.i_ar_sequences; valid: 9 or more",
+        ),
+    ] {
+        assert!(problems(bad).contains(says), "{bad}: {}", problems(bad));
+    }
+}
+
+/// Jobs have had this section in their hash since before it was written only if set.
+#[test]
+fn a_job_without_orders_has_kind_none() {
+    let job = job_format().read(&job_with("")).unwrap();
+    assert_eq!(job.sections.get(), Ok(Some(OrdersSection::default())));
+    assert_eq!(serde_json::to_value(&job).unwrap()["orders"], serde_json::json!({"kind": "none"}));
+    let schema = job_format().json_schema();
+    assert_eq!(schema["properties"]["orders"]["default"], serde_json::json!({"kind": "none"}));
 }

@@ -21,9 +21,8 @@
 //! | both | `partition_strata` | 0 | order of the strata; block b of view v has stratum list\[(v + b) mod views\] |
 
 use stillhouse_noise::keyed_uniforms;
-use stillhouse_schemas::spec::{PartitionLevel, Sampling};
 
-use super::{PartitionsConfig, group_share, partition_row};
+use super::{PartitionLevel, PartitionsConfig, Sampling, group_share, partition_row};
 use crate::extract::Sequence;
 
 /// All views of a sequence, concatenated.

@@ -2,12 +2,17 @@ use arrow::array::{AsArray, Int32Array, UInt64Array};
 use arrow::datatypes::{Float32Type, Schema};
 
 use super::*;
-use crate::testing::drive;
+use crate::registry::job_format;
+use crate::testing::{drive, job_with};
 
 const SEQUENCES: u64 = 4000;
 
 fn config(views: u32, sampling: Sampling) -> PartitionsConfig {
-    PartitionsConfig::new(&spec::Partitions { views, sampling, ..Default::default() }, 20_261_121, RowLength::Fixed(64))
+    PartitionsConfig::new(
+        &PartitionsSection { views, sampling, ..Default::default() },
+        20_261_121,
+        RowLength::Fixed(64),
+    )
 }
 
 /// Returns the Kolmogorov–Smirnov distance between the numbers and the uniform distribution, times √n.
@@ -232,7 +237,7 @@ fn sequence(id: u64, length: usize, valid: usize) -> crate::extract::Sequence {
 fn stored_blocks_and_digits_are_those_that_the_package_draws() {
     let goldens: serde_json::Value = serde_json::from_str(include_str!("../../testdata/views.json")).unwrap();
     for case in goldens["partitions"].as_array().unwrap() {
-        let spec: spec::Partitions = serde_json::from_value(case["partitions"].clone()).unwrap();
+        let spec: PartitionsSection = serde_json::from_value(case["partitions"].clone()).unwrap();
         let config = PartitionsConfig {
             digits: 3,
             ..PartitionsConfig::new(&spec, case["seed"].as_u64().unwrap(), RowLength::Fixed(12))
@@ -248,7 +253,8 @@ fn stored_blocks_and_digits_are_those_that_the_package_draws() {
 
 #[test]
 fn blocks_have_times_of_their_own_in_all_strata() {
-    let spec = spec::Partitions { views: 4, level: PartitionLevel::Block, block_length: Some(3), ..Default::default() };
+    let spec =
+        PartitionsSection { views: 4, level: PartitionLevel::Block, block_length: Some(3), ..Default::default() };
     let config = PartitionsConfig::new(&spec, 5, RowLength::Fixed(8));
     assert_eq!((config.blocks(), config.t_field().metadata()[columns::SHAPE].as_str()), (3, "[4,3]"));
     let mut all = Vec::new();
@@ -268,7 +274,7 @@ fn blocks_have_times_of_their_own_in_all_strata() {
 #[test]
 fn groups_of_blocks_and_digits_have_their_share() {
     for (level, block_length) in [(PartitionLevel::Block, Some(4)), (PartitionLevel::Subtoken, None)] {
-        let spec = spec::Partitions { views: 2, level, block_length, ..Default::default() };
+        let spec = PartitionsSection { views: 2, level, block_length, ..Default::default() };
         let config = PartitionsConfig { digits: 4, ..PartitionsConfig::new(&spec, 11, RowLength::Fixed(16)) };
         let per_token = config.groups_per_token() as usize;
         // Σ (g − p) has the variance Σ p(1 − p); allow 4 standard deviations
@@ -306,7 +312,7 @@ fn pictures_of_blocks_and_digits() {
         (views, RecordBatch::try_new(Arc::new(Schema::new(vec![partition, t])), arrays.into()).unwrap())
     };
     let of = |level: PartitionLevel, block_length: Option<u32>, views: u32| {
-        let spec = spec::Partitions { views, level, block_length, ..Default::default() };
+        let spec = PartitionsSection { views, level, block_length, ..Default::default() };
         let config = PartitionsConfig { digits: 3, ..PartitionsConfig::new(&spec, 1, RowLength::Fixed(6)) };
         let (stored, row) = row(&config);
         (stored, config.view(&row).unwrap())
@@ -325,4 +331,32 @@ fn pictures_of_blocks_and_digits() {
     let title = "digits in group 1 of view 1".to_owned();
     assert_eq!(pictures[1], crate::config::Chart::Grid { title, height: 3, cells });
     assert_eq!(of(PartitionLevel::Token, None, 2).1, None);
+}
+
+#[test]
+fn the_keys_of_partitions_are_those_of_their_level() {
+    for (bad, says) in [
+        ("{level: block}", "partitions.block_length: is required for level block and missing"),
+        ("{block_length: 4}", "partitions.block_length: got 4: is for level block"),
+        ("{level: subtoken}", "partitions.level: got subtoken: needs digits"),
+        ("{t_range: [0.3, 0.8]}", "partitions.t_range: got [0.3, 0.8]: is for level block or subtoken"),
+        ("{level: block, block_length: 4, t_range: [0.8, 0.3]}", "got [0.8, 0.3]: valid: two numbers from 0 to 1"),
+        ("{level: block, block_length: 4, t_range: [0.8, 1.3]}", "partitions.t_range[1]: got 1.3"),
+    ] {
+        let problems = job_format().parse(&job_with(&format!("partitions: {bad}"))).problems.to_string();
+        assert!(problems.contains(says), "{bad}: {problems}");
+    }
+    let digits = job_with("subtokens: {length: 2}\npartitions: {level: subtoken}");
+    assert_eq!(job_format().parse(&digits).problems.0, []);
+    let short = digits.replace("{length: 16}", "{length: 16, remainder: keep}");
+    assert!(job_format().parse(&short).problems.to_string().contains("rows of different lengths"));
+    // digits whose number is wrong are not missing
+    let wrong = job_format().parse(&digits.replace("length: 2}", "length: 0}")).problems;
+    assert!(wrong.0.len() == 1 && wrong.to_string().contains("subtokens.length: got 0"), "{wrong}");
+    // new keys must not change the hash of older jobs, so they are not serialized
+    let old = serde_json::to_value(job_format().read(&job_with("partitions: {views: 2}")).unwrap()).unwrap();
+    assert_eq!(
+        old["partitions"].as_object().unwrap().keys().collect::<Vec<_>>(),
+        ["eps", "power", "sampling", "schedule", "views"]
+    );
 }

@@ -19,7 +19,7 @@ use stillhouse_schemas::spec::{JobSpec, SpecialTokens};
 use super::*;
 use crate::config::SpecialIds;
 use crate::rows::list_column;
-use crate::testing::{context, documents, drive, gpt2, repository};
+use crate::testing::{context, documents, drive, gpt2, job_with, repository};
 
 const JOB: &str = r#"{
     "version": 1, "name": "small", "seed": 7, "input": {"format": "text", "paths": ["x"]}, "pack": {"length": 8, "remainder": "pad"},
@@ -333,4 +333,32 @@ fn an_estimate_grows_with_every_operator() {
     assert_eq!(estimate(&packing), of_ids + of_ids + 2.0 / 8.0 + 1.5);
     assert!(estimate(&all) > estimate(&packing) + 2.0 * 0.5);
     assert_eq!(estimate(&[]), 0.0);
+}
+
+/// The hash of a job has the content of the file in place of its name.
+#[test]
+fn the_name_of_a_file_is_not_in_the_identity_of_a_job() {
+    let job = job_with(
+        "subtokens: {length: 2, permutation: numbers.npy}\npartitions: {views: 2}\norders: {kind: random, steps: 3}",
+    );
+    let mut job = serde_json::to_value(job_format().read(&job).unwrap()).unwrap();
+    let whole = job.clone();
+    job_format().retain_identity(&mut job);
+    assert_eq!(job["subtokens"], json!({"length": 2}));
+    for section in ["partitions", "orders"] {
+        assert_eq!(job[section], whole[section]);
+    }
+}
+
+/// Names of types and keys of sections appear in schemas that editors and clients have.
+#[test]
+fn sections_of_shipped_operators_are_in_the_schema() {
+    let schema = job_format().json_schema();
+    for (key, name) in [("subtokens", "Subtokens"), ("partitions", "Partitions"), ("orders", "Orders")] {
+        assert_eq!(schema["properties"][key]["$ref"], format!("#/$defs/{name}"));
+        assert!(schema["$defs"][name]["description"].is_string());
+    }
+    let derivable: Vec<&str> =
+        operators().iter().filter_map(|o| o.section()).filter(|s| s.is_derivable).map(|s| s.key).collect();
+    assert_eq!(derivable, ["subtokens", "partitions", "orders"]);
 }

@@ -10,9 +10,8 @@
 
 use serde_json::Value;
 use stillhouse_noise::keyed_uniforms;
-use stillhouse_schemas::spec::Permutation;
 
-use super::{SubtokensConfig, encode};
+use super::{Permutation, SubtokensConfig, encode};
 
 /// File name of the permutation.
 pub const PERMUTATION: &str = "permutation.npy";
@@ -36,14 +35,19 @@ pub(super) const MAX_FILTER_TABLE_BYTES: u64 = 1 << 28;
 pub fn shipped_permutation(vocab_size: usize) -> Result<Permutation, String> {
     let mut numbers: Vec<i64> = (0..vocab_size as i64).collect();
     keyed_uniforms(0, "subtoken_permutation", 0, 0).shuffle(&mut numbers);
-    Permutation::try_from(numbers)
+    Permutation::new(&numbers, vocab_size)
+}
+
+/// Reads a permutation of the ids below `vocab_size` from the bytes of a `.npy` or JSON file.
+pub(super) fn read_permutation(bytes: &[u8], vocab_size: usize) -> Result<Permutation, String> {
+    Permutation::new(&parse_numbers(bytes)?, vocab_size)
 }
 
 /// Reads the numbers in a `.npy` file (integers, one axis) or a JSON list.
 ///
 /// # Errors
 /// Fails if the bytes are neither; the message says what they are and what is valid.
-pub fn parse_numbers(bytes: &[u8]) -> Result<Vec<i64>, String> {
+pub(super) fn parse_numbers(bytes: &[u8]) -> Result<Vec<i64>, String> {
     if bytes.starts_with(MAGIC) {
         return parse_npy(bytes);
     }

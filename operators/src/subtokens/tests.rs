@@ -236,14 +236,17 @@ fn the_filter_table_gives_the_valid_sets_of_the_paper() {
 fn permutations_are_read_as_numpy_and_json_write_them() {
     let config = permuted(7, 3, &[5, 0, 4, 6, 1, 2, 3]);
     let beside = config.sidecar_files();
-    assert_eq!(beside.iter().map(|(name, _)| *name).collect::<Vec<_>>(), crate::registry::SIDECAR_FILES);
+    assert_eq!(
+        beside.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+        crate::registry::sidecar_files().collect::<Vec<_>>()
+    );
     assert_eq!(values(&beside[0].1, "<i4", "7,").len(), 28);
-    assert_eq!(parse_numbers(&beside[0].1).unwrap(), [5, 0, 4, 6, 1, 2, 3]);
-    assert_eq!(parse_numbers(b" [2, 0, -1]\n").unwrap(), [2, 0, -1]);
+    assert_eq!(files::parse_numbers(&beside[0].1).unwrap(), [5, 0, 4, 6, 1, 2, 3]);
+    assert_eq!(files::parse_numbers(b" [2, 0, -1]\n").unwrap(), [2, 0, -1]);
     let npy = |descr: &str, shape: &str, bytes: &[u8]| {
         let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}\n");
         let two = [b"\x93NUMPY\x02\x00".as_slice(), &(header.len() as u32).to_le_bytes(), header.as_bytes(), bytes];
-        parse_numbers(&two.concat())
+        files::parse_numbers(&two.concat())
     };
     assert_eq!(npy("<i8", "2,", &[[255; 8], [1, 0, 0, 0, 0, 0, 0, 0]].concat()).unwrap(), [-1, 1]);
     assert_eq!(npy("<u8", "1,", &[255; 8]).unwrap(), [i64::MAX]);
@@ -254,11 +257,11 @@ fn permutations_are_read_as_numpy_and_json_write_them() {
         (npy(">i4", "2,", &[0; 8]), "valid: little-endian integers"),
         (npy("<i4", "2, 1", &[0; 8]), "with shape (2, 1)"),
         (npy("<i4", "3,", &[0; 8]), "its header says 3 numbers, and 8 bytes follow"),
-        (parse_numbers(b"\x93NUMPY\x01\x00\xff\xff{"), "is a truncated .npy file"),
-        (parse_numbers(b"\x93NUMPY"), "is a truncated .npy file"),
-        (parse_numbers(b""), "is not JSON"),
-        (parse_numbers(b"{}"), "is JSON but not a list"),
-        (parse_numbers(b"[0, 1.5]"), "has 1.5 for id 1"),
+        (files::parse_numbers(b"\x93NUMPY\x01\x00\xff\xff{"), "is a truncated .npy file"),
+        (files::parse_numbers(b"\x93NUMPY"), "is a truncated .npy file"),
+        (files::parse_numbers(b""), "is not JSON"),
+        (files::parse_numbers(b"{}"), "is JSON but not a list"),
+        (files::parse_numbers(b"[0, 1.5]"), "has 1.5 for id 1"),
     ] {
         let error = found.unwrap_err();
         assert!(error.contains(says), "{error}");

@@ -9,7 +9,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use glob::Pattern;
-use stillhouse_schemas::checks::{PathRole, job_paths, path_problem};
+use stillhouse_operators::registry::job_format;
+use stillhouse_schemas::checks::{JobPath, PathRole, path_problem};
 use stillhouse_schemas::paths::{Part, alternatives, is_plain, parts};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::JobSpec;
@@ -115,18 +116,18 @@ impl PathExpander {
     /// Returns the problems that the paths of a job have because of their expansion.
     pub fn problems(&self, spec: &JobSpec) -> Vec<Problem> {
         let mut problems = Vec::new();
-        for (field, path, role) in job_paths(spec) {
+        for JobPath { field, path, role } in job_format().paths(spec) {
             let expanded = match role {
                 PathRole::Input => {
-                    self.expand_all(path).map(|all| all.into_iter().map(|named| named.expanded).collect())
+                    self.expand_all(&path).map(|all| all.into_iter().map(|named| named.expanded).collect())
                 }
-                _ => self.expand(path).map(|real| vec![real]),
+                _ => self.expand(&path).map(|real| vec![real]),
             };
             match expanded {
                 // the message leaves out the value, which may be private
                 Err(message) => problems.push(Problem::missing(field, message)),
                 // the parser of the job file has already reported its problems
-                Ok(_) if is_plain(path) => {}
+                Ok(_) if is_plain(&path) => {}
                 Ok(expanded) => problems.extend(expanded.iter().find_map(|real| path_problem(&field, real, role))),
             }
         }
@@ -137,9 +138,9 @@ impl PathExpander {
     /// never write them to a file.
     pub fn used_variables(&self, spec: &JobSpec) -> BTreeMap<String, String> {
         let Some(lookup) = &self.lookup else { return BTreeMap::new() };
-        let paths = job_paths(spec);
+        let paths = job_format().paths(spec);
         let names =
-            paths.iter().flat_map(|(_, path, _)| parts(path).unwrap_or_default()).filter_map(|part| match part {
+            paths.iter().flat_map(|named| parts(&named.path).unwrap_or_default()).filter_map(|part| match part {
                 Part::Text(_) => None,
                 Part::Home => Some(HOME),
                 Part::Variable(name) => Some(name),

@@ -12,12 +12,11 @@ use parquet::arrow::async_reader::{ParquetRecordBatchStream, ParquetRecordBatchS
 use parquet::errors::ParquetError;
 use sha2::{Digest, Sha256};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
-use stillhouse_operators::subtokens::{PERMUTATION, parse_numbers};
+use stillhouse_operators::registry::job_format;
 use stillhouse_output::{MANIFEST, Output, SUCCESS, TOKENIZER};
 use stillhouse_reader::ShardFile;
 use stillhouse_schemas::columns::{FORMAT_VERSION, HIDDEN_STATES};
 use stillhouse_schemas::manifest::{Manifest, ShardRecord};
-use stillhouse_schemas::spec::Permutation;
 use tokenizers::Tokenizer;
 
 /// A finished data set.
@@ -81,7 +80,7 @@ impl Dataset {
             ));
         }
         let mut opened = Self { output, manifest };
-        opened.read_permutation().await?;
+        opened.read_section_files().await?;
         opened.read_width();
         Ok(opened)
     }
@@ -97,19 +96,16 @@ impl Dataset {
         }
     }
 
-    /// Loads the permutation behind the digits from its copy beside the shards, if the job names a permutation file. If
-    /// the copy is missing or its checksum differs from the manifest's, the permutation stays unset and `verify`
-    /// reports it.
-    async fn read_permutation(&mut self) -> Result<()> {
-        let vocab_size = self.manifest.vocab_size as usize;
-        let Some(subtokens) = self.manifest.job.subtokens.as_mut().filter(|s| s.permutation_file().is_some()) else {
-            return Ok(());
-        };
-        let should = self.manifest.sidecar_files.get(PERMUTATION);
-        let bytes =
-            self.output.get(PERMUTATION).await?.filter(|bytes| Some(&hex::encode(Sha256::digest(bytes))) == should);
-        let numbers = bytes.and_then(|bytes| parse_numbers(&bytes).ok());
-        subtokens.numbers = numbers.and_then(|numbers| Permutation::new(&numbers, vocab_size).ok());
+    /// Reads the files that the job's sections name from their copies beside the shards. If a copy is missing or its
+    /// checksum differs from the manifest's, the content stays unset and `verify` reports it.
+    async fn read_section_files(&mut self) -> Result<()> {
+        for file in job_format().files(&self.manifest.job) {
+            let expected = self.manifest.sidecar_files.get(file.stored_as);
+            let bytes = self.output.get(file.stored_as).await?;
+            if let Some(bytes) = bytes.filter(|bytes| Some(&hex::encode(Sha256::digest(bytes))) == expected) {
+                self.manifest.job.sections.set_file(file.field, bytes.to_vec().into());
+            }
+        }
         Ok(())
     }
 

@@ -33,7 +33,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use stillhouse_operators::registry::SIDECAR_FILES;
+use stillhouse_operators::registry::sidecar_files;
 
 pub use self::convert::{Conversion, Converted, convert};
 pub use self::formats::megatron::{Identity, MegatronOptions, MegatronRun};
@@ -154,7 +154,7 @@ async fn small_files(dataset: &Dataset, observer: &dyn Observer) -> Result<Vec<S
     let manifest = dataset.manifest();
     let mut small =
         vec![SmallFile { name: TOKENIZER, bytes: dataset.read_verified(TOKENIZER, &manifest.tokenizer.sha256).await? }];
-    for name in SIDECAR_FILES {
+    for name in sidecar_files() {
         if let Some(sha256) = manifest.sidecar_files.get(name) {
             small.push(SmallFile { name, bytes: dataset.read_verified(name, sha256).await? });
         }

@@ -9,7 +9,7 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use serde::Deserialize;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
-use stillhouse_operators::registry::SIDECAR_FILES;
+use stillhouse_operators::registry::sidecar_files;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 
@@ -323,6 +323,6 @@ impl Output {
 /// Whether this is the name of a data set's file.
 pub(super) fn is_dataset_file(name: &str) -> bool {
     [MANIFEST, CARD, TOKENIZER].contains(&name)
-        || SIDECAR_FILES.contains(&name)
+        || sidecar_files().any(|file| file == name)
         || name.strip_prefix("data/").is_some_and(|shard| shard.ends_with(".parquet") && shard.contains("-of-"))
 }

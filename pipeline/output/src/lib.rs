@@ -57,7 +57,7 @@ use sha2::{Digest, Sha256};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_base::events::{Event, Observer};
 use stillhouse_base::storage::{Location, Opened, Storages, StoreUrl, Uploads, blocking};
-use stillhouse_operators::registry::SIDECAR_FILES;
+use stillhouse_operators::registry::sidecar_files;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::ShardRecord;
 use stillhouse_schemas::storage::{ConditionalPut, Storage};
@@ -535,7 +535,7 @@ impl Output {
         }
         self.check_ownership().await?;
         self.delete(SUCCESS).await?;
-        for file in [MANIFEST, CARD, TOKENIZER].into_iter().chain(SIDECAR_FILES) {
+        for file in [MANIFEST, CARD, TOKENIZER].into_iter().chain(sidecar_files()) {
             self.delete(file).await?;
         }
         // Records and uploads go before shards, so that a delayed worker finds nothing that it could complete.

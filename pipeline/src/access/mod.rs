@@ -19,6 +19,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use stillhouse_operators::registry::job_format;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::JobSpec;
 use stillhouse_schemas::storage::endpoint_problem;
@@ -314,9 +315,9 @@ impl<'a> Gate<'a> {
             let refusal = names.expand(path).ok().and_then(|real| self.model_refusal(base, &real));
             problems.extend(refusal.map(|m| Problem::new(field, shown(path), m)));
         }
-        if let Some(path) = spec.subtokens.as_ref().and_then(|s| s.permutation_file()) {
-            let refusal = names.expand(path).ok().and_then(|real| self.path_refusal(base, &real, Purpose::Read));
-            problems.extend(refusal.map(|m| Problem::new("subtokens.permutation", shown(path), m)));
+        for file in job_format().files(spec) {
+            let refusal = names.expand(&file.path).ok().and_then(|real| self.path_refusal(base, &real, Purpose::Read));
+            problems.extend(refusal.map(|m| Problem::new(file.field, shown(&file.path), m)));
         }
         let output = &spec.output.path;
         let refusal = names

@@ -33,13 +33,14 @@ use stillhouse_operators::orders::OrdersConfig;
 use stillhouse_operators::registry;
 use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::manifest::{ColumnRecord, DerivedFrom, Manifest, SplitRecord};
+use stillhouse_schemas::parse::Positions;
 use stillhouse_schemas::problems::{Problem, Problems};
-use stillhouse_schemas::spec::{JobSpec, NoiseCodec, Subtokens};
+use stillhouse_schemas::spec::{JobSpec, NoiseCodec};
 
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::finish;
 use crate::job::fill_in;
-use crate::job::{read_permutation, simplify_path};
+use crate::job::{NamedContent, read_section_file, simplify_path};
 use crate::output::{MANIFEST, Output, TOKENIZER};
 use crate::path_expansion::PathExpander;
 use crate::path_expansion::local_path;
@@ -47,9 +48,6 @@ use crate::sequence_offsets;
 use crate::storage::{Location, Storages};
 
 pub use self::run::{DeriveOptions, derive};
-
-/// Operators whose columns need neither text nor teacher.
-const VIEWS: [&str; 3] = ["subtokens", "partitions", "orders"];
 
 /// A derivation: the data set and the columns to make.
 pub struct Derivation {
@@ -78,16 +76,15 @@ impl Derivation {
     /// # Errors
     /// With all problems of the job and their positions; if the data set is damaged.
     pub async fn prepare(source: Dataset, text: &str, base: &Path) -> Result<Self> {
-        let (parsed, own) = registry::job_format().parse_derived(text, &source.manifest().job);
+        let parsed = registry::job_format().parse_derived(text, &source.manifest().job);
         let positions = parsed.positions.clone();
-        let numbered = parsed.into_result().and_then(|mut spec| {
-            spec.subtokens = with_permutation(&spec, own.contains(&"subtokens").then_some(base), source.manifest())?;
-            let numbers = spec.subtokens.as_ref().and_then(|subtokens| subtokens.numbers.clone());
+        let completed = parsed.into_result().and_then(|mut spec| {
+            let files = section_files(&spec, base, &positions, source.manifest())?;
             let stored = source.manifest().job.extract.as_ref().and_then(|e| e.hidden_states.as_ref()?.width);
-            fill_in(&mut spec, numbers, stored.map(|width| width as usize));
+            fill_in(&mut spec, files, stored.map(|width| width as usize));
             Ok(spec)
         });
-        let made = match numbered {
+        let made = match completed {
             Ok(spec) => Self::from_spec(source, spec, base).await,
             Err(problems) => Err(problems.into()),
         };
@@ -104,7 +101,7 @@ impl Derivation {
         let mut problems = Problems::default();
         let (after, wrong) = registry::operators_from_manifest(&Manifest { job: spec.clone(), ..manifest.clone() });
         wrong.into_iter().for_each(|problem| problems.push(problem));
-        let is_new = |spec: &&OperatorSpec| VIEWS.contains(&spec.name()) && !before.contains(spec);
+        let is_new = |spec: &&OperatorSpec| spec.is_derivable() && !before.contains(spec);
         let new_operators: Vec<OperatorSpec> = after.iter().filter(is_new).cloned().collect();
         let loosener = noise_loosener(&before, &after, &mut problems)?;
         if new_operators.is_empty() && loosener.is_none() && problems.0.is_empty() {
@@ -162,26 +159,26 @@ impl Derivation {
     }
 }
 
-/// The sub-tokens with the numbers of their permutation: from the file that the job names, or from the data set if the
-/// job does not mention them.
-fn with_permutation(
+/// The files that the sections name: those of sections in the job file are read, those of other sections are the data
+/// set's.
+fn section_files(
     spec: &JobSpec,
-    base: Option<&Path>,
+    base: &Path,
+    positions: &Positions,
     manifest: &Manifest,
-) -> std::result::Result<Option<Subtokens>, Problems> {
-    let Some(mut subtokens) = spec.subtokens.clone() else { return Ok(None) };
-    if let Some(named) = subtokens.permutation_file() {
-        let wrong = |e: String| Problems(vec![Problem::new("subtokens.permutation", format!("{named:?}"), e)]);
-        subtokens.numbers = match base {
-            None => manifest.job.subtokens.as_ref().and_then(|stored| stored.numbers.clone()),
-            Some(base) => {
-                let path = PathExpander::from_environment().expand(named).map_err(wrong)?;
-                let read = read_permutation(&local_path(base, &path), manifest.vocab_size as usize);
-                Some(read.map_err(wrong)?)
-            }
-        };
+) -> std::result::Result<Vec<NamedContent>, Problems> {
+    let mut read = Vec::new();
+    for file in registry::job_format().files(spec) {
+        let section = file.field.split_once('.').map_or(file.field, |(section, _)| section);
+        if positions.contains(section) {
+            let wrong = |e: String| Problems(vec![Problem::new(file.field, format!("{:?}", file.path), e)]);
+            let path = PathExpander::from_environment().expand(&file.path).map_err(wrong)?;
+            read.push((file.field, read_section_file(&local_path(base, &path), &file).map_err(wrong)?));
+        } else {
+            read.extend(manifest.job.sections.file(file.field).map(|bytes| (file.field, Arc::clone(bytes))));
+        }
     }
-    Ok(Some(subtokens))
+    Ok(read)
 }
 
 /// sha256 of the manifest of a data set.

@@ -1,7 +1,9 @@
-//! Checks that tokenizer, teacher, special tokens, permutations and operators fit each other.
+//! Checks that tokenizer, teacher, special tokens, files of sections and operators fit each other.
 
 use std::fs;
 use std::path::Path;
+
+use stillhouse_schemas::sections::SectionFile;
 
 use super::*;
 
@@ -56,23 +58,27 @@ impl Checks<'_> {
         }
     }
 
-    /// Reads the permutation if `subtokens.permutation` names a file.
-    fn permutation(&mut self, vocab_size: usize) -> Option<Permutation> {
-        const FIELD: &str = "subtokens.permutation";
-        let named = self.spec.subtokens.as_ref()?.permutation_file()?;
-        if named.is_empty() || self.problems.touches(FIELD) {
-            return None;
+    /// Reads the files that sections of operators name.
+    fn section_files(&mut self) -> Vec<NamedContent> {
+        let mut read = Vec::new();
+        for file in registry::job_format().files(self.spec) {
+            let field = file.field;
+            if file.path.is_empty() || self.problems.touches(field) {
+                continue;
+            }
+            // the expansion of the path was checked with the others
+            let Ok(expanded) = self.names.expand(&file.path) else { continue };
+            let path = local_path(self.base, &expanded);
+            let content = match self.gate.outside_files([path.as_path()]) {
+                Some(message) => Err(message),
+                None => read_section_file(&path, &file),
+            };
+            match content {
+                Ok(bytes) => read.push((field, bytes)),
+                Err(message) => self.push(Problem::new(field, format!("{:?}", file.path), message)),
+            }
         }
-        let path = local_path(self.base, &self.names.expand(named).ok()?);
-        let problem = match self.gate.outside_files([path.as_path()]) {
-            Some(message) => message,
-            None => match read_permutation(&path, vocab_size) {
-                Ok(permutation) => return Some(permutation),
-                Err(message) => message,
-            },
-        };
-        self.push(Problem::new(FIELD, format!("{named:?}"), problem));
-        None
+        read
     }
 
     /// Checks that the tokenizer has the special tokens that the job puts into sequences.
@@ -144,17 +150,17 @@ impl Checks<'_> {
         vocabulary: &Vocabulary,
         teacher: Option<&FoundTeacher>,
         own: Option<&TeacherVocabulary>,
-    ) -> Option<Permutation> {
+    ) -> Vec<NamedContent> {
         let mut vocab = vocabulary.vocab_size() as u64;
         if let Some((_, _, config)) = teacher {
             vocab = config.vocab_size as u64;
             self.check_token_ids(vocabulary, config.vocab_size, own);
         }
-        let numbers = self.permutation(vocab as usize);
+        let files = self.section_files();
         let mut spec = self.spec.clone();
         // a missing teacher was already reported
         let width = teacher.map_or(0, |(_, _, config)| config.hidden_size);
-        super::fill_in(&mut spec, numbers.clone(), Some(width));
+        super::fill_in(&mut spec, files.clone(), Some(width));
         let context = JobContext {
             spec: &spec,
             vocab_size: vocab as usize,
@@ -174,7 +180,7 @@ impl Checks<'_> {
                 ));
             }
         }
-        numbers
+        files
     }
 }
 
@@ -183,15 +189,15 @@ fn specials(config: &TeacherConfig) -> TeacherSpecials {
     TeacherSpecials { bos: config.bos_token_id, eos: config.eos_token_id }
 }
 
-/// Reads a permutation of the ids below `vocab_size` from a file.
-pub(crate) fn read_permutation(path: &Path, vocab_size: usize) -> std::result::Result<Permutation, String> {
+/// Reads a file that a section names.
+pub(crate) fn read_section_file(path: &Path, file: &SectionFile) -> std::result::Result<Arc<[u8]>, String> {
     let unreadable = |e: std::io::Error| format!("cannot read {}: {e}", path.display());
     let found = fs::metadata(path).map_err(unreadable)?;
     if !found.is_file() {
-        return Err(format!("{} is no file; valid: a .npy or .json file", path.display()));
+        return Err(format!("{} is no file; valid: {}", path.display(), file.valid));
     }
-    if found.len() > MAX_PERMUTATION_BYTES {
-        return Err(format!("has {} bytes; valid: up to {MAX_PERMUTATION_BYTES}", found.len()));
+    if found.len() > file.max_bytes {
+        return Err(format!("has {} bytes; valid: up to {}", found.len(), file.max_bytes));
     }
-    Permutation::new(&parse_numbers(&fs::read(path).map_err(unreadable)?)?, vocab_size)
+    Ok(fs::read(path).map_err(unreadable)?.into())
 }

@@ -17,8 +17,6 @@ use crate::problems::{Problem, Problems};
 use crate::spec::{Dtype, JobSpec};
 use std::sync::Arc;
 
-/// Sections that replace those of the data set's job as a whole.
-const REPLACED_SECTIONS: [&str; 3] = ["subtokens", "partitions", "orders"];
 /// Keys that are never taken from the data set's job.
 const NEVER_INHERITED: [&str; 5] = ["version", "name", "output", "storage", "engine"];
 
@@ -26,12 +24,11 @@ impl JobFormat {
     /// Parses the job that derives a data set from one with the job `source`.
     ///
     /// The problems are those of the whole job, with positions in this file. A key that would require another pass over
-    /// the text or the teacher is a problem. The second value lists which of `subtokens`, `partitions` and `orders` the
-    /// file itself contains.
-    pub fn parse_derived(&self, text: &str, source: &JobSpec) -> (Parsed, Vec<&'static str>) {
+    /// the text or the teacher is a problem.
+    pub fn parse_derived(&self, text: &str, source: &JobSpec) -> Parsed {
         let unreadable = |problem| {
             let problems = Problems(vec![problem]);
-            (Parsed { spec: None, problems, positions: Positions::default() }, Vec::new())
+            Parsed { spec: None, problems, positions: Positions::default() }
         };
         let document = match Document::read(text) {
             Ok(document) => document,
@@ -50,10 +47,6 @@ impl JobFormat {
             Ok(Value::Object(job)) => job,
             _ => return unreadable(Problem::missing("", "the job of the data set cannot be read")),
         };
-        let own_sections = REPLACED_SECTIONS
-            .into_iter()
-            .filter(|view| given.get(*view).is_some_and(|section| !section.is_null()))
-            .collect();
         let mut found = document.duplicate_keys(MAX_PROBLEMS);
         // a whole job file contains defaults and other spellings of numbers, so it is compared in normalized form if it
         // parses as a job
@@ -66,7 +59,9 @@ impl JobFormat {
             normalized.remove(problem.field.split(['.', '[']).next().unwrap_or_default());
         }
         let (spec, mut problems) = {
-            let mut merged = Value::Object(merge_jobs(job, given, &normalized, &mut found));
+            let derivable = self.sections.iter().filter(|kind| kind.is_derivable).map(|kind| kind.key).collect();
+            let mut merger = Merger { derivable, problems: &mut found };
+            let mut merged = Value::Object(merger.merge(job, given, &normalized));
             // jobs can no longer request this type, but nothing that is derived needs the teacher
             let dtype = merged.pointer_mut(DTYPE).filter(|_| dtype_of(source) == Some(Dtype::Int8));
             let is_retired = dtype.map(|dtype| *dtype = Dtype::F32.name().into()).is_some();
@@ -79,7 +74,7 @@ impl JobFormat {
         let positions = Positions(Some(Arc::new(document)));
         positions.locate(&mut problems);
         problems.sort();
-        (Parsed { spec, problems, positions }, own_sections)
+        Parsed { spec, problems, positions }
     }
 }
 
@@ -89,73 +84,98 @@ fn dtype_of(job: &JobSpec) -> Option<Dtype> {
     job.extract.as_ref().map(|extract| extract.teacher.dtype)
 }
 
-fn merge_jobs(
-    mut job: Map<String, Value>,
-    given: Map<String, Value>,
-    normalized: &Map<String, Value>,
-    problems: &mut Vec<Problem>,
-) -> Map<String, Value> {
-    for key in NEVER_INHERITED {
-        job.remove(key);
-    }
-    for (key, value) in given {
-        match key.as_str() {
-            key if NEVER_INHERITED.contains(&key) || REPLACED_SECTIONS.contains(&key) => {
-                job.insert(key.to_owned(), value);
-            }
-            "extract" => merge_extract(&mut job, &value, normalized.get("extract"), problems),
-            key => report_differences(key, &value, job.get(key), normalized.get(key), problems),
-        }
-    }
-    job
+/// Merges the job that derives into the job of the data set.
+struct Merger<'p> {
+    /// Keys of the sections that replace those of the data set's job as a whole.
+    derivable: Vec<&'static str>,
+    problems: &'p mut Vec<Problem>,
 }
 
-/// Applies `extract: {noise: {tolerance: 1e-2}}`. All other keys of `extract` must match the data set's job.
-fn merge_extract(job: &mut Map<String, Value>, given: &Value, normalized: Option<&Value>, problems: &mut Vec<Problem>) {
-    let tolerance = given.get("noise").and_then(|noise| noise.get("tolerance")).filter(|value| !value.is_null());
-    let mut others = given.clone();
-    if let Some(noise) = others.get_mut("noise").and_then(Value::as_object_mut) {
-        noise.remove("tolerance");
-    }
-    if others.get("noise").and_then(Value::as_object).is_some_and(Map::is_empty)
-        && let Some(others) = others.as_object_mut()
-    {
-        others.remove("noise");
-    }
-    report_differences("extract", &others, job.get("extract"), normalized, problems);
-    let Some(tolerance) = tolerance else { return };
-    let stored = job.get_mut("extract").and_then(|extract| extract.get_mut("noise"));
-    match stored.and_then(Value::as_object_mut) {
-        Some(stored) => drop(stored.insert("tolerance".into(), tolerance.clone())),
-        None => {
-            let message = "the data set has no noise whose tolerance could be raised; leave it out";
-            problems.push(Problem::missing("extract.noise.tolerance", message));
+impl Merger<'_> {
+    fn merge(
+        &mut self,
+        mut job: Map<String, Value>,
+        given: Map<String, Value>,
+        normalized: &Map<String, Value>,
+    ) -> Map<String, Value> {
+        for key in NEVER_INHERITED {
+            job.remove(key);
         }
-    }
-}
-
-/// Reports keys whose values differ from the data set's job. `read` is the file's value as a job of its own parses it,
-/// with defaults and normalized; `None` if it does not parse.
-fn report_differences(
-    field: &str,
-    given: &Value,
-    stored: Option<&Value>,
-    read: Option<&Value>,
-    problems: &mut Vec<Problem>,
-) {
-    let stored = stored.unwrap_or(&Value::Null);
-    if given == stored || given.is_null() || read == Some(stored) {
-        return;
-    }
-    match (given, stored) {
-        (Value::Object(given), Value::Object(of_data_set)) => {
-            for (key, value) in given {
-                let read = read.and_then(|read| read.get(key));
-                report_differences(&format!("{field}.{key}"), value, of_data_set.get(key), read, problems);
+        for (key, value) in given {
+            match key.as_str() {
+                key if NEVER_INHERITED.contains(&key) || self.derivable.contains(&key) => {
+                    job.insert(key.to_owned(), value);
+                }
+                "extract" => self.merge_extract(&mut job, &value, normalized.get("extract")),
+                key => self.report_differences(key, &value, job.get(key), normalized.get(key)),
             }
         }
-        _ if same_number(given, stored) => {}
-        _ => problems.push(unchangeable(field, given, stored)),
+        job
+    }
+
+    /// Applies `extract: {noise: {tolerance: 1e-2}}`. All other keys of `extract` must match the data set's job.
+    fn merge_extract(&mut self, job: &mut Map<String, Value>, given: &Value, normalized: Option<&Value>) {
+        let tolerance = given.get("noise").and_then(|noise| noise.get("tolerance")).filter(|value| !value.is_null());
+        let mut others = given.clone();
+        if let Some(noise) = others.get_mut("noise").and_then(Value::as_object_mut) {
+            noise.remove("tolerance");
+        }
+        if others.get("noise").and_then(Value::as_object).is_some_and(Map::is_empty)
+            && let Some(others) = others.as_object_mut()
+        {
+            others.remove("noise");
+        }
+        self.report_differences("extract", &others, job.get("extract"), normalized);
+        let Some(tolerance) = tolerance else { return };
+        let stored = job.get_mut("extract").and_then(|extract| extract.get_mut("noise"));
+        match stored.and_then(Value::as_object_mut) {
+            Some(stored) => drop(stored.insert("tolerance".into(), tolerance.clone())),
+            None => {
+                let message = "the data set has no noise whose tolerance could be raised; leave it out";
+                self.problems.push(Problem::missing("extract.noise.tolerance", message));
+            }
+        }
+    }
+
+    /// Reports keys whose values differ from the data set's job. `read` is the file's value as a job of its own parses
+    /// it, with defaults and normalized; `None` if it does not parse.
+    fn report_differences(&mut self, field: &str, given: &Value, stored: Option<&Value>, read: Option<&Value>) {
+        let stored = stored.unwrap_or(&Value::Null);
+        if given == stored || given.is_null() || read == Some(stored) {
+            return;
+        }
+        match (given, stored) {
+            (Value::Object(given), Value::Object(of_data_set)) => {
+                for (key, value) in given {
+                    let read = read.and_then(|read| read.get(key));
+                    self.report_differences(&format!("{field}.{key}"), value, of_data_set.get(key), read);
+                }
+            }
+            _ if same_number(given, stored) => {}
+            _ => {
+                let problem = self.unchangeable(field, given, stored);
+                self.problems.push(problem);
+            }
+        }
+    }
+
+    fn unchangeable(&self, field: &str, given: &Value, stored: &Value) -> Problem {
+        let shown = |value: &Value| {
+            let mut text = value.to_string();
+            text.truncate(text.floor_char_boundary(80));
+            text
+        };
+        let has = match stored {
+            Value::Null => "none".to_owned(),
+            stored => shown(stored),
+        };
+        let sections = self.derivable.join(", ");
+        let message = format!(
+            "cannot change: got {}, the data set has {has}; another value needs its text or its teacher again (`stillhouse run`); \
+             what may be different: name, {sections}, extract.noise.tolerance, output, storage, engine",
+            shown(given)
+        );
+        Problem::missing(field, message)
     }
 }
 
@@ -164,59 +184,73 @@ fn same_number(a: &Value, b: &Value) -> bool {
     a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
 }
 
-fn unchangeable(field: &str, given: &Value, stored: &Value) -> Problem {
-    let shown = |value: &Value| {
-        let mut text = value.to_string();
-        text.truncate(text.floor_char_boundary(80));
-        text
-    };
-    let has = match stored {
-        Value::Null => "none".to_owned(),
-        stored => shown(stored),
-    };
-    let message = format!(
-        "cannot change: got {}, the data set has {has}; another value needs its text or its teacher again (`stillhouse run`); \
-         what may be different: name, subtokens, partitions, orders, extract.noise.tolerance, output, storage, engine",
-        shown(given)
-    );
-    Problem::missing(field, message)
-}
-
 #[cfg(test)]
 mod tests {
+    use schemars::JsonSchema;
+    use serde::{Deserialize, Serialize};
+
     use super::*;
+    use crate::sections::{Section, SectionKind};
 
     const SOURCE: &str = r#"{"version": 1, "name": "made", "seed": 5, "input": {"format": "text", "paths": ["x"]}, "pack": {"length": 8},
-        "extract": {"teacher": {"path": "t"}, "noise": {"tolerance": 1e-3}}, "partitions": {"views": 2}, "output": {"path": "out"},
+        "extract": {"teacher": {"path": "t"}, "noise": {"tolerance": 1e-3}}, "views": {"count": 2}, "output": {"path": "out"},
         "engine": {"parallel_splits": 3}}"#;
 
+    /// A section whose columns need neither text nor teacher.
+    #[derive(Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(deny_unknown_fields)]
+    struct Views {
+        #[schemars(range(min = 1))]
+        count: u32,
+    }
+
+    impl Section for Views {
+        const KEY: &'static str = "views";
+        const IS_DERIVABLE: bool = true;
+    }
+
+    /// A section whose columns need the text.
+    #[derive(Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    #[serde(deny_unknown_fields)]
+    struct Marks {}
+
+    impl Section for Marks {
+        const KEY: &'static str = "marks";
+    }
+
     fn format() -> JobFormat {
-        JobFormat::new(Vec::new())
+        JobFormat::new(vec![SectionKind::of::<Views>(), SectionKind::of::<Marks>()])
+    }
+
+    fn views(spec: &JobSpec) -> Option<u32> {
+        spec.sections.get::<Views>().unwrap().map(|views| views.count)
     }
 
     fn derived(text: &str) -> Result<JobSpec, Vec<String>> {
         let source = format().read(SOURCE).unwrap();
-        let parsed = format().parse_derived(text, &source).0.into_result();
+        let parsed = format().parse_derived(text, &source).into_result();
         parsed.map_err(|problems| problems.0.iter().map(ToString::to_string).collect())
     }
 
     #[test]
     fn what_is_said_takes_the_place_of_what_was() {
         let spec = derived(
-            "version: 1\nname: views\nsubtokens: {length: 4}\nextract: {noise: {tolerance: 0.01}}\noutput: {path: there}\n",
+            "version: 1\nname: views\nviews: {count: 4}\nextract: {noise: {tolerance: 0.01}}\noutput: {path: there}\n",
         );
         let spec = spec.unwrap();
         assert_eq!((spec.name.as_str(), spec.seed, spec.output.path.as_str()), ("views", 5, "there"));
-        assert_eq!(spec.subtokens.map(|s| s.length), Some(4));
-        assert_eq!(spec.partitions.map(|p| p.views), Some(2));
+        assert_eq!(views(&spec), Some(4));
         assert_eq!(spec.extract.unwrap().noise.unwrap().tolerance, 0.01);
         assert_eq!(spec.engine.parallel_splits, None, "how the data set was made says nothing of how this is");
     }
 
     #[test]
     fn the_whole_job_may_be_given() {
-        let spec = derived(&SOURCE.replace("1e-3", "0.01").replace(r#""views": 2"#, r#""views": 3"#)).unwrap();
-        assert_eq!((spec.partitions.map(|p| p.views), spec.seed), (Some(3), 5));
+        let spec = derived(&SOURCE.replace("1e-3", "0.01").replace(r#""count": 2"#, r#""count": 3"#)).unwrap();
+        assert_eq!((views(&spec), spec.seed), (Some(3), 5));
+        let without =
+            derived("version: 1\nname: views\nextract: {noise: {tolerance: 0.01}}\noutput: {path: there}\n").unwrap();
+        assert_eq!(views(&without), Some(2), "a section that the file leaves out stays");
         assert_eq!(spec.extract.unwrap().noise.unwrap().tolerance, 0.01);
         // numbers and defaults in another spelling
         let spelt = SOURCE.replace(r#""length": 8"#, r#""length": 8, "mode": null"#).replace(r#""draws": 1, "#, "");
@@ -228,7 +262,7 @@ mod tests {
     #[test]
     fn what_needs_the_text_or_the_teacher_is_refused_where_it_stands() {
         let told = derived(
-            "version: 1\nname: views\nseed: 3\nextract: {topk: 4, noise: {draws: 2}}\npartitions: {views: 0}\n",
+            "version: 1\nname: views\nseed: 3\nextract: {topk: 4, noise: {draws: 2}}\nviews: {count: 0}\nmarks: {}\n",
         )
         .unwrap_err();
         let told = told.join("\n");
@@ -236,14 +270,16 @@ mod tests {
             "seed: cannot change: got 3, the data set has 5",
             "extract.topk: cannot change",
             "extract.noise.draws: cannot change",
-            "partitions.views: got 0",
+            "views.count: got 0",
+            "marks: cannot change: got {}, the data set has none",
+            "what may be different: name, views, extract.noise.tolerance,",
             "output",
         ] {
             assert!(told.contains(expected), "{expected}: {told}");
         }
         let source = format().read(SOURCE).unwrap();
         let problems =
-            format().parse_derived("version: 1\nname: views\nseed: 3\noutput: {path: x}\n", &source).0.problems;
+            format().parse_derived("version: 1\nname: views\nseed: 3\noutput: {path: x}\n", &source).problems;
         assert_eq!(problems.0[0].position.map(|p| (p.line, p.column)), Some((3, 1)));
         assert!(derived("[1]").unwrap_err()[0].contains("keys and values"));
     }

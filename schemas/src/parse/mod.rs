@@ -19,10 +19,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use self::describe::{describe, field_path};
-use crate::checks;
+use crate::checks::{self, JobPath};
 use crate::document::Document;
 use crate::problems::{Problem, Problems};
-use crate::sections::SectionKind;
+use crate::sections::{SectionFile, SectionKind};
 use crate::spec::JobSpec;
 
 /// The result of parsing a job file: the job, if one can be built, and all problems.
@@ -41,6 +41,11 @@ pub struct Parsed {
 pub struct Positions(Option<Arc<Document>>);
 
 impl Positions {
+    /// Whether the file contains a field, even with its default value.
+    pub fn contains(&self, field: &str) -> bool {
+        self.0.as_ref().is_some_and(|document| document.has(field))
+    }
+
     /// Sets the position of every problem that names a field and has none.
     pub fn locate(&self, problems: &mut Problems) {
         let Some(document) = &self.0 else { return };
@@ -51,11 +56,6 @@ impl Positions {
 }
 
 impl Parsed {
-    /// Whether the file contains a field, even with its default value.
-    pub fn contains_field(&self, field: &str) -> bool {
-        self.positions.0.as_ref().is_some_and(|document| document.has(field))
-    }
-
     /// Returns the job if there are no problems.
     ///
     /// # Errors
@@ -143,6 +143,16 @@ impl JobFormat {
         self.retain_identity_below(job, &self.schema);
     }
 
+    /// Returns the files on this machine that the sections of a job name.
+    pub fn files(&self, job: &JobSpec) -> Vec<SectionFile> {
+        self.sections.iter().flat_map(|kind| (kind.files)(&job.sections)).collect()
+    }
+
+    /// Returns every path that a job names.
+    pub fn paths<'a>(&self, job: &'a JobSpec) -> Vec<JobPath<'a>> {
+        checks::job_paths(job, self.files(job))
+    }
+
     fn checked(&self, read: Result<Document, Problem>) -> Parsed {
         match read {
             Err(problem) => Parsed { spec: None, problems: Problems(vec![problem]), positions: Positions::default() },
@@ -210,7 +220,7 @@ impl JobFormat {
     }
 
     fn semantic_problems(&self, spec: &JobSpec) -> Vec<Problem> {
-        let mut problems = checks::all(spec);
+        let mut problems = checks::all(spec, self.files(spec));
         for kind in &self.sections {
             (kind.check)(spec, &mut problems);
         }
@@ -326,9 +336,6 @@ fn fill_required(value: &mut Value) {
         if let Value::Object(teacher) = teacher {
             teacher.entry("path").or_insert(json!(""));
         }
-    }
-    if let Some(Value::Object(section)) = map.get_mut("subtokens") {
-        section.entry("length").or_insert(json!(1));
     }
     if let Some(Value::Object(tables)) = map.get_mut("input").and_then(|i| i.get_mut("tables")) {
         for table in tables.values_mut().filter_map(Value::as_object_mut) {

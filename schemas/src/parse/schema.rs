@@ -10,11 +10,17 @@ use crate::spec::JobSpec;
 /// Generates the schema of the built-in keys and of these sections, in the plain form.
 pub(super) fn plain_schema(sections: &[SectionKind]) -> Value {
     let mut generator = SchemaGenerator::default();
-    let sections: Vec<(&str, Value)> =
-        sections.iter().map(|kind| (kind.key, Value::from((kind.schema)(&mut generator)))).collect();
+    let mut section = |kind: &SectionKind| {
+        let mut schema = Value::from((kind.schema)(&mut generator));
+        if let (Some(schema), Some(default)) = (schema.as_object_mut(), (kind.when_absent)()) {
+            schema.insert("default".into(), default);
+        }
+        (kind.key.to_owned(), schema)
+    };
+    let sections: Vec<(String, Value)> = sections.iter().map(&mut section).collect();
     let mut schema = Value::from(generator.into_root_schema_for::<JobSpec>());
     if let Some(Value::Object(properties)) = schema.get_mut("properties") {
-        properties.extend(sections.into_iter().map(|(key, section)| (key.to_owned(), section)));
+        properties.extend(sections);
     }
     simplify(&mut schema);
     schema

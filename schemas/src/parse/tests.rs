@@ -56,8 +56,9 @@ fn a_short_job_takes_defaults() {
 fn every_problem_is_reported_at_once() {
     let text = "version: 2\nname: A b\nfrob: 1\ninput: {format: xml, paths: [], sql: 3, holdout: {validation: {}, b: {share: 2}}}\n\
         pack: {length: two, mode: wrap}\nextract: {teacher: {device: gpu}, topk: -1, noise: {tolerance: 2, drawz: 3}}\n\
-        subtokens: {length: 99}\norders: {kind: strided}\nengine: {kind: ballista}\n";
-    let problems = format().parse(text).into_result().unwrap_err();
+        marks: {count: 99}\nengine: {kind: ballista}\n";
+    let format = JobFormat::new(vec![SectionKind::of::<Marks>()]);
+    let problems = format.parse(text).into_result().unwrap_err();
     let shown = problems.to_string();
     for field in [
         "version: got 2",
@@ -74,8 +75,7 @@ fn every_problem_is_reported_at_once() {
         "extract.topk: got -1",
         "extract.noise.tolerance: got 2",
         "extract.noise.drawz: got 3: unknown key",
-        "subtokens.length: got 99",
-        "orders.streams: is required for kind strided and missing",
+        "marks.count: got 99",
         "engine.scheduler: is required for kind ballista and missing",
         "output: is required",
     ] {
@@ -99,7 +99,8 @@ fn yaml_errors_give_the_line() {
 
 #[test]
 fn an_explicit_null_is_no_key() {
-    assert!(format().read(&format!("{GOOD}extract:\npartitions: ~\n")).unwrap().partitions.is_none());
+    let format = JobFormat::new(vec![SectionKind::of::<Marks>()]);
+    assert_eq!(format.read(&format!("{GOOD}extract:\nmarks: ~\n")).unwrap(), format.read(GOOD).unwrap());
 }
 
 #[test]
@@ -126,8 +127,8 @@ fn a_key_that_stands_twice_is_reported_with_both_lines() {
 fn one_text_is_a_list_of_one() {
     let job = format().read(&GOOD.replace("[x.jsonl]", "x.jsonl")).unwrap();
     assert_eq!(job.input.paths, ["x.jsonl"]);
-    let job = format().read(&format!("{GOOD}orders: {{kind: strided, streams: 4}}\n")).unwrap();
-    assert_eq!(job.orders.streams, [4]);
+    let job = format().read(&format!("{GOOD}extract: {{teacher: {{path: t}}, candidates: 4}}\n")).unwrap();
+    assert_eq!(job.extract.unwrap().candidates, [4]);
     let wrong = format().parse(&GOOD.replace("[x.jsonl]", "ftp://h/x")).problems;
     assert!(wrong.to_string().contains("3:24: input.paths[0]: got ftp://"), "{wrong}");
     let schema = format().json_schema();
@@ -235,66 +236,6 @@ fn sections_of_operators_are_read_as_the_others() {
 }
 
 #[test]
-fn the_keys_of_an_order_are_those_of_its_kind() {
-    let problems = |orders: &str| format().parse(&format!("{GOOD}orders: {orders}\n")).problems.to_string();
-    for good in [
-        "{kind: none}",
-        "{kind: progressive, rho: 8}",
-        "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3, sequences_per_split: 5}}",
-        "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3}, epoch: 2}",
-        "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3, bytes_per_sequence: 4000}}",
-        "{kind: strided, streams: [1, 2, 4]}",
-        "{kind: random, steps: 16}",
-    ] {
-        assert_eq!(format().parse(&format!("{GOOD}orders: {good}\n")).problems.0, [], "{good}");
-    }
-    for (bad, says) in [
-        ("{rho: 8}", "orders.rho: is for kind progressive, and orders.kind is none"),
-        ("{epoch: 1}", "orders.epoch: is for kind progressive, strided or random, and orders.kind is none"),
-        (
-            "{kind: progressive, schedule: {i_ar_sequences: 1, i_perm_sequences: 9, rho_max: 3, sequences_per_split: 5, bytes_per_sequence: 9}}",
-            "orders.schedule.sequences_per_split: got 5: contradicts orders.schedule.bytes_per_sequence",
-        ),
-        ("{kind: progressive}", "orders.rho: kind progressive needs either rho or schedule"),
-        ("{kind: progressive, rho: 2, steps: 4}", "orders.steps: is for kind random"),
-        ("{kind: strided, streams: []}", "orders.streams"),
-        ("{kind: strided, streams: [2, 0]}", "orders.streams[1]: got 0"),
-        ("{kind: random}", "orders.steps: is required for kind random and missing"),
-        (
-            "{kind: progressive, schedule: {i_ar_sequences: 9, i_perm_sequences: 8, rho_max: 3, sequences_per_split: 5}}",
-            "orders.schedule.i_perm_sequences: got 8: before orders.schedule.i_ar_sequences; valid: 9 or more",
-        ),
-    ] {
-        assert!(problems(bad).contains(says), "{bad}: {}", problems(bad));
-    }
-}
-
-#[test]
-fn the_keys_of_partitions_are_those_of_their_level() {
-    for (bad, says) in [
-        ("{level: block}", "partitions.block_length: is required for level block and missing"),
-        ("{block_length: 4}", "partitions.block_length: got 4: is for level block"),
-        ("{level: subtoken}", "partitions.level: got subtoken: needs digits"),
-        ("{t_range: [0.3, 0.8]}", "partitions.t_range: got [0.3, 0.8]: is for level block or subtoken"),
-        ("{level: block, block_length: 4, t_range: [0.8, 0.3]}", "got [0.8, 0.3]: valid: two numbers from 0 to 1"),
-        ("{level: block, block_length: 4, t_range: [0.8, 1.3]}", "partitions.t_range[1]: got 1.3"),
-    ] {
-        let problems = format().parse(&format!("{GOOD}partitions: {bad}\n")).problems.to_string();
-        assert!(problems.contains(says), "{bad}: {problems}");
-    }
-    let short = GOOD.replace("{length: 16}", "{length: 16, remainder: keep}")
-        + "subtokens: {length: 2}\npartitions: {level: subtoken}\n";
-    assert!(format().parse(&short).problems.to_string().contains("rows of different lengths"));
-    // new keys must not change the hash of older jobs, so they are not serialized
-    let old = serde_json::to_value(format().read(&format!("{GOOD}partitions: {{views: 2}}\n")).unwrap()).unwrap();
-    assert_eq!(old["orders"], json!({"kind": "none"}));
-    assert_eq!(
-        old["partitions"].as_object().unwrap().keys().collect::<Vec<_>>(),
-        ["eps", "power", "sampling", "schedule", "views"]
-    );
-}
-
-#[test]
 fn whole_numbers_may_be_written_as_floats() {
     let job = |length: &str| {
         format!(
@@ -349,7 +290,6 @@ fn these_keys_change_no_byte_of_the_shards() {
         "output.path",
         "output.storage",
         "storage",
-        "subtokens.permutation",
         "tokenizer.path",
     ];
     assert_eq!(found, expected);

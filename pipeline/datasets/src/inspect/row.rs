@@ -7,6 +7,7 @@ use stillhouse_noise::{
 };
 use stillhouse_operators::extract::{Sequence, sequences};
 use stillhouse_operators::invariants::{float_column, unsigned_column};
+use stillhouse_operators::partitions::PartitionsSection;
 use stillhouse_operators::registry;
 use stillhouse_operators::rows::ListRows;
 use stillhouse_operators::vocabulary::Vocabulary;
@@ -82,10 +83,16 @@ enum StoredNoise {
 }
 
 impl Decoder<'_> {
+    /// The section `partitions` of the job.
+    fn partitions(&self) -> Result<Option<PartitionsSection>> {
+        let section = self.manifest.job.sections.get();
+        section.map_err(|problem| PipelineError::new(ErrorKind::DataSet, format!("the job in the manifest: {problem}")))
+    }
+
     /// Rejects views, draws and positions that do not exist, as a usage error rather than a fault of the data set.
     fn check_options(&self) -> Result<()> {
         let job = &self.manifest.job;
-        let views = job.partitions.as_ref().map_or(1, |p| p.views as usize);
+        let views = self.partitions()?.map_or(1, |p| p.views as usize);
         let draws = job.extract.as_ref().and_then(|e| e.noise.as_ref()).map_or(1, |n| n.draws as usize);
         let length = ListRows::from_batch(self.batch, columns::INPUT_IDS)
             .map_err(PipelineError::dataset(columns::INPUT_IDS))?
@@ -179,7 +186,7 @@ impl Decoder<'_> {
     }
 
     fn groups(&self, sequence: &Sequence) -> Fallible<(Option<Vec<bool>>, Option<f32>)> {
-        let Some(partitions) = &self.manifest.job.partitions else { return Ok((None, None)) };
+        let Some(partitions) = self.partitions()? else { return Ok((None, None)) };
         let (view, views) = (self.options.view, partitions.views.max(1) as usize);
         let rows = ListRows::from_batch(self.batch, columns::PARTITION)?;
         let values = rows.values::<BooleanArray>(columns::PARTITION)?;

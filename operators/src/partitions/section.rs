@@ -1,12 +1,18 @@
-//! `partitions`: what the two groups of a sequence consist of, and how their proportion is drawn.
+//! The section `partitions` of a job: what the two groups of a sequence consist of, and how their proportion is drawn.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::sections::Section;
+use stillhouse_schemas::spec::JobSpec;
+
+use crate::subtokens::SubtokensSection;
 
 /// Two-group partitions: every token is in group 0 or 1, P(group 1) = 1 − α(t).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Partitions {
+#[schemars(rename = "Partitions")]
+pub struct PartitionsSection {
     /// Partitions per sequence.
     #[schemars(range(min = 1, max = 1024))]
     pub views: u32,
@@ -33,7 +39,7 @@ pub struct Partitions {
     pub block_length: Option<u32>,
 }
 
-impl Default for Partitions {
+impl Default for PartitionsSection {
     fn default() -> Self {
         Self {
             views: 1,
@@ -44,6 +50,43 @@ impl Default for Partitions {
             t_range: None,
             level: PartitionLevel::Token,
             block_length: None,
+        }
+    }
+}
+
+impl Section for PartitionsSection {
+    const KEY: &'static str = super::NAME;
+    const IS_DERIVABLE: bool = true;
+
+    /// Checks that the keys fit the level.
+    fn check(&self, job: &JobSpec, problems: &mut Vec<Problem>) {
+        let is_block = self.level == PartitionLevel::Block;
+        match self.block_length {
+            None if is_block => {
+                problems.push(Problem::missing("partitions.block_length", "is required for level block and missing"));
+            }
+            Some(length) if !is_block => {
+                problems.push(Problem::new("partitions.block_length", length, "is for level block"));
+            }
+            _ => {}
+        }
+        if let Some([low, high]) = self.t_range {
+            let given = format!("[{low}, {high}]");
+            if self.level == PartitionLevel::Token {
+                let message = "is for level block or subtoken; level token has eps";
+                problems.push(Problem::new("partitions.t_range", given, message));
+            } else if !(0.0 <= low && low < high && high <= 1.0) {
+                let message = "valid: two numbers from 0 to 1, the smaller first";
+                problems.push(Problem::new("partitions.t_range", given, message));
+            }
+        }
+        if self.level == PartitionLevel::Subtoken && !job.sections.contains(SubtokensSection::KEY) {
+            let message = "needs digits; valid: level token or block, or a job with `subtokens: {length: 4}`";
+            problems.push(Problem::new("partitions.level", "subtoken", message));
+        }
+        if self.level == PartitionLevel::Subtoken && job.has_short_rows() {
+            let message = "rows of different lengths cannot have groups of digits; valid: pack.remainder drop or pad";
+            problems.push(Problem::new("partitions.level", "subtoken", message));
         }
     }
 }

@@ -1,49 +1,10 @@
-//! `subtokens`: tokens as digits of a number, and the mapping from ids to numbers.
-//!
-//! ```text
-//!   id ──► number, by `permutation` (without one, the id itself) ──► ℓ digits in base b
-//! ```
+//! A permutation of the ids of a vocabulary.
 
 use std::fmt;
 use std::sync::Arc;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
-/// Value of `permutation` that selects the permutation shipped with the program.
-pub const SHIPPED: &str = "shipped";
-
-/// Base-b sub-tokens: b = ⌈V^(1/ℓ)⌉, most significant digit first (MDM-Prime).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Subtokens {
-    /// Digits per token, ℓ.
-    #[schemars(range(min = 1, max = 32))]
-    pub length: u32,
-    /// The number whose digits represent an id. Default: the id itself. `shipped` is a permutation that all jobs with this vocabulary share; or
-    /// a `.npy` or `.json` file with V numbers, starting with that of id 0, each of 0 to V − 1 once.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1))]
-    #[schemars(extend("x-identity" = false))]
-    pub permutation: Option<String>,
-    /// Whether to write `filter_table.npy` beside the shards: the table of the tokens that have each digit.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub filter_table: bool,
-    /// The permutation that `permutation` names, set once it has been read; never serialized with the job.
-    #[serde(skip)]
-    pub numbers: Option<Permutation>,
-}
-
-impl Subtokens {
-    /// The file that `permutation` names, if it names one.
-    pub fn permutation_file(&self) -> Option<&str> {
-        self.permutation.as_deref().filter(|named| *named != SHIPPED)
-    }
-}
-
 /// A bijection from ids to numbers, both from 0 to V − 1.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Vec<i64>", into = "Vec<i64>")]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Permutation {
     numbers: Arc<[u32]>,
     ids: Arc<[u32]>,
@@ -104,20 +65,6 @@ impl fmt::Debug for Permutation {
     }
 }
 
-impl TryFrom<Vec<i64>> for Permutation {
-    type Error = String;
-
-    fn try_from(numbers: Vec<i64>) -> Result<Self, String> {
-        Self::new(&numbers, numbers.len())
-    }
-}
-
-impl From<Permutation> for Vec<i64> {
-    fn from(permutation: Permutation) -> Self {
-        permutation.numbers.iter().map(|&number| number.into()).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,8 +88,5 @@ mod tests {
             assert_eq!(good.id(good.number(id).unwrap()), Some(id));
         }
         assert_eq!((good.number(4), good.id(4), good.numbers()), (None, None, &[2, 0, 3, 1][..]));
-        let shipped: Permutation = serde_json::from_str(&serde_json::to_string(&good).unwrap()).unwrap();
-        assert_eq!(shipped, good);
-        assert!(serde_json::from_str::<Permutation>("[1, 1]").is_err());
     }
 }

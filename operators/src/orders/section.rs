@@ -1,14 +1,17 @@
-//! `orders`: the order, and the blocks, in which the tokens of a sequence are generated.
+//! The section `orders` of a job: the order, and the blocks, in which the tokens of a sequence are generated.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use crate::sequence_range::SequenceRange;
+use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::sections::Section;
+use stillhouse_schemas::sequence_range::SequenceRange;
+use stillhouse_schemas::spec::JobSpec;
 
 /// Generation orders (ARMD): the columns `order` and `block`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Orders {
+#[schemars(rename = "Orders")]
+pub struct OrdersSection {
     /// Kind of order.
     pub kind: OrderKind,
     /// For `progressive`: ρ, the number of tokens of every sequence that are shuffled among their positions. Set this or `schedule`.
@@ -36,6 +39,54 @@ pub struct Orders {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
 fn is_zero(n: &u32) -> bool {
     *n == 0
+}
+
+impl Section for OrdersSection {
+    const KEY: &'static str = super::NAME;
+    const IS_DERIVABLE: bool = true;
+
+    /// Kind `none`, which every job without the section has always had in its hash.
+    fn when_absent() -> Option<Self> {
+        Some(Self::default())
+    }
+
+    /// Checks that the keys fit the kind of order.
+    fn check(&self, _: &JobSpec, problems: &mut Vec<Problem>) {
+        let unless_kind = |kind: OrderKind| if self.kind == kind { "" } else { kind.name() };
+        for (key, given, kind) in [
+            ("rho", self.rho.is_some(), unless_kind(OrderKind::Progressive)),
+            ("schedule", self.schedule.is_some(), unless_kind(OrderKind::Progressive)),
+            ("streams", !self.streams.is_empty(), unless_kind(OrderKind::Strided)),
+            ("steps", self.steps.is_some(), unless_kind(OrderKind::Random)),
+            ("epoch", self.epoch > 0 && self.kind == OrderKind::None, "progressive, strided or random"),
+        ] {
+            if given && !kind.is_empty() {
+                let message = format!("is for kind {kind}, and orders.kind is {}", self.kind.name());
+                problems.push(Problem::missing(format!("orders.{key}"), message));
+            }
+        }
+        let mut missing = |key: &str, message: &str| problems.push(Problem::missing(format!("orders.{key}"), message));
+        match self.kind {
+            OrderKind::Progressive if self.rho.is_some() == self.schedule.is_some() => {
+                missing("rho", "kind progressive needs either rho or schedule");
+            }
+            OrderKind::Strided if self.streams.is_empty() => {
+                missing("streams", "is required for kind strided and missing");
+            }
+            OrderKind::Random if self.steps.is_none() => missing("steps", "is required for kind random and missing"),
+            _ => {}
+        }
+        if let Some(schedule) = self.schedule.filter(|schedule| schedule.i_perm_sequences < schedule.i_ar_sequences) {
+            let message = format!("before orders.schedule.i_ar_sequences; valid: {} or more", schedule.i_ar_sequences);
+            problems.push(Problem::new("orders.schedule.i_perm_sequences", schedule.i_perm_sequences, message));
+        }
+        if let Some(OrderSchedule { bytes_per_sequence: Some(_), sequences_per_split: Some(rows), .. }) = self.schedule
+        {
+            let message =
+                "contradicts orders.schedule.bytes_per_sequence, which counts sequences in another way; leave it out";
+            problems.push(Problem::new("orders.schedule.sequences_per_split", rows, message));
+        }
+    }
 }
 
 /// Kinds of generation order.
