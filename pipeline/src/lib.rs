@@ -17,6 +17,7 @@ pub mod derive;
 mod estimates;
 pub mod finish;
 pub mod functions;
+pub mod input_summary;
 pub mod inputs;
 pub mod job;
 pub mod job_diff;

@@ -40,6 +40,7 @@ mod exports;
 mod features;
 mod generation;
 mod images;
+mod init;
 mod input;
 mod integrity;
 mod job_files;

@@ -8,8 +8,8 @@ use crate::address_space;
 use crate::failure::Failure;
 use crate::printer::{Color, Printer};
 use crate::verbs::{
-    clean, completions, demo, derive, export, inspect, jobs, plan, repair, run, schema, score, serve, submit, token,
-    verify, work,
+    clean, completions, demo, derive, export, init, inspect, jobs, plan, repair, run, schema, score, serve, submit,
+    token, verify, work,
 };
 #[cfg(feature = "distributed")]
 use crate::verbs::{executor, scheduler};
@@ -18,6 +18,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 const EXAMPLES: &str = "\
 Examples:
   stillhouse demo                                a small data set from files in this program
+  stillhouse init corpus/                        look at your files and write a job for them
   stillhouse plan jobs/examples/demo.yaml        what would run
   stillhouse run jobs/examples/demo.yaml         run it; run it again to go on after an interruption
   stillhouse inspect out/demo                    look at what came out
@@ -46,6 +47,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Demo(demo::Args),
+    Init(init::Args),
     Run(run::Args),
     Plan(plan::Args),
     Inspect(inspect::Args),
@@ -84,7 +86,7 @@ impl Verb {
             Self::Submit(args) => args.json,
             Self::Jobs(args) => args.json(),
             Self::Token(args) => args.json,
-            Self::Demo(_) | Self::Work(_) | Self::Schema(_) | Self::Completions(_) => false,
+            Self::Demo(_) | Self::Init(_) | Self::Work(_) | Self::Schema(_) | Self::Completions(_) => false,
             #[cfg(feature = "distributed")]
             Self::Scheduler(_) | Self::Executor(_) => false,
         }
@@ -112,6 +114,7 @@ impl Verb {
     fn call(self, printer: &Arc<Printer>) -> Result<(), Failure> {
         match self {
             Self::Demo(args) => demo::call(&args, printer),
+            Self::Init(args) => init::call(&args, printer),
             Self::Run(args) => run::call(&args, printer),
             Self::Plan(args) => plan::call(&args, printer),
             Self::Inspect(args) => inspect::call(&args, printer),

@@ -7,6 +7,7 @@ pub mod derive;
 #[cfg(feature = "distributed")]
 pub mod executor;
 pub mod export;
+pub mod init;
 pub mod inspect;
 pub mod jobs;
 pub mod plan;
