@@ -89,7 +89,7 @@ python-test: python
 	cd research && ../.venv-torch/bin/ruff check && ../.venv-torch/bin/ruff format --check
 	cd research && ../.venv-torch/bin/pytest
 
-# Wheels for every Python from 3.10 on and every Linux from glibc 2.17 on, x86-64 and aarch64, in dist/.
+# Wheels with the program, for every Python from 3.10 on and every Linux from glibc 2.17 on, x86-64 and aarch64, in dist/.
 python-wheel: setup
 	scripts/python-wheels
 
