@@ -21,6 +21,7 @@ pub mod input_summary;
 pub mod inputs;
 pub mod job;
 pub mod job_diff;
+pub mod measure;
 pub mod plan;
 pub mod plan_report;
 mod query_rows;

@@ -15,6 +15,7 @@ use crate::identity::JobHash;
 use crate::inputs::find_touched;
 use crate::job::Prepared;
 use crate::job_diff::differences;
+use crate::measure::Measured;
 use crate::output::Found;
 use crate::plan;
 use crate::plan::{all_splits, appended_splits, numbers, text_bytes};
@@ -50,6 +51,9 @@ pub struct Plan {
     pub estimated_bytes_per_token_max: f64,
     /// Estimated number of tokens, if the size of the text is known.
     pub estimated_tokens: Option<u64>,
+    /// The tokens as they were measured ([`crate::measure::tokens`]), from which `estimated_tokens` is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured_tokens: Option<Measured>,
     /// Estimated size of the data set, in bytes.
     pub estimated_bytes: Option<u64>,
     /// Concurrent texts, if the teacher writes the text.
@@ -65,6 +69,19 @@ pub struct Plan {
     /// as positions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub idle_steps: Vec<IdleSteps>,
+}
+
+impl Plan {
+    /// Sets the tokens to those that were measured.
+    #[must_use]
+    pub fn with_measured_tokens(mut self, measured: Option<Measured>) -> Self {
+        if let Some(tokens) = measured {
+            self.estimated_tokens = Some(tokens.value as u64);
+            self.estimated_bytes = Some((tokens.value * self.estimated_bytes_per_token) as u64);
+            self.measured_tokens = measured;
+        }
+        self
+    }
 }
 
 /// Texts that a teacher writes at once.
@@ -213,6 +230,7 @@ fn shown(prepared: &Prepared, hash: &JobHash, output: OutputStatus, splits: Vec<
         estimated_bytes_per_token: per_token,
         estimated_bytes_per_token_max: per_token + excess_bytes_per_token(&prepared.operators, prepared.vocab_size),
         estimated_tokens: tokens,
+        measured_tokens: None,
         estimated_bytes: tokens.map(|t| (t as f64 * per_token) as u64),
         schedule,
         idle_steps: estimates::idle_steps(prepared),

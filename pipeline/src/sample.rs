@@ -12,6 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arrow::array::{RecordBatch, UInt64Array};
 use datafusion::common::DataFusionError;
@@ -27,10 +28,12 @@ use crate::engine::device::DeviceQueue;
 use crate::engine::operator_plan;
 use crate::engine::pool::Pool;
 use crate::engine::session::Session;
+use crate::engine::shard::count_tokens;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::identity::JobHash;
 use crate::job::{Prepared, blocking};
+use crate::measure::{self, SampleMeasurements};
 use crate::run::splits::{resources, shard_names, source_of};
 use crate::teacher::{JobInput, LoadedTeachers, load_all};
 use crate::{finish, functions, plan};
@@ -52,6 +55,9 @@ pub struct Sample {
     pub skipped: BTreeMap<String, u64>,
     /// V, the vocabulary size.
     pub vocab_size: u64,
+    /// Sizes and speed, measured on these rows; `None` without rows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<SampleMeasurements>,
 }
 
 /// Prepares the first documents of a job, from its first split and as many later ones as needed.
@@ -65,7 +71,7 @@ pub async fn sample(
     observer: Arc<dyn Observer>,
 ) -> Result<Sample> {
     let of = hash.clone();
-    let SampleInput { splits, files, devices, manifest, .. } =
+    let SampleInput { splits, files, devices, device_count, manifest, .. } =
         &blocking(&prepared, &observer, move |p, o| SampleInput::prepare(p, &of, o)).await?;
     observer.event(&Event::Preparing { what: "preparing the first documents".into() });
     let pool = Pool::of_this_process()?;
@@ -79,19 +85,23 @@ pub async fn sample(
         cut: false,
         skipped: BTreeMap::new(),
         vocab_size: prepared.vocab_size as u64,
+        measured: None,
     };
+    let (mut all_rows, mut batch_times) = (Vec::new(), Vec::new());
     for (partition, split) in splits.iter().enumerate() {
         if sample.documents == documents || sample.cut {
             break;
         }
-        let batches = sample.add_split(&session, partition, documents).await?;
+        let batches = sample.add_split(&session, partition, documents, &mut batch_times).await?;
         let shard = names.get(&split.split).map(|name| format!("data/{name}")).unwrap_or_default();
         for (number, row) in rows_of(&batches).enumerate() {
             let options = InspectOptions::default();
             let view = decode(manifest, &prepared.vocabulary, &row, &options, &shard, number as u64)?;
             sample.rows.push(view);
         }
+        all_rows.extend(batches);
     }
+    sample.measured = measure::sample(&prepared, &all_rows, &batch_times, *device_count)?;
     Ok(sample)
 }
 
@@ -105,6 +115,8 @@ struct SampleInput {
     splits: Arc<Vec<SplitRecord>>,
     files: Arc<Vec<InputFile>>,
     devices: Vec<DeviceQueue>,
+    /// Devices of a run; the sample uses one.
+    device_count: usize,
     manifest: Manifest,
     /// Rows of `input.sql`; dropping this removes them.
     _query: Option<Query>,
@@ -123,11 +135,12 @@ impl SampleInput {
         let info = teachers.first().map(|teacher| teacher.info().clone());
         let (arithmetic, own) = (arithmetic.as_ref(), splits.clone());
         let manifest = finish::manifest(prepared, hash, info.as_ref(), arithmetic, own, Vec::new())?;
+        let device_count = teachers.len();
         // splits are built one after the other, so one device is enough
         let first = teachers.into_iter().next().map(DeviceQueue::start).transpose();
         let first = first.map_err(|e| PipelineError::caused(ErrorKind::Model, "teacher", e))?;
         let (splits, files, devices) = (Arc::new(splits), Arc::new(files), first.into_iter().collect());
-        Ok(Self { splits, files, devices, manifest, _query: query })
+        Ok(Self { splits, files, devices, device_count, manifest, _query: query })
     }
 }
 
@@ -154,7 +167,14 @@ impl Query {
 
 impl Sample {
     /// Counts the documents of a split and returns its rows that begin in a requested document.
-    async fn add_split(&mut self, session: &Session, partition: usize, documents: u64) -> Result<Vec<RecordBatch>> {
+    /// Adds the tokens of each batch and the time that it took to come to `batch_times`.
+    async fn add_split(
+        &mut self,
+        session: &Session,
+        partition: usize,
+        documents: u64,
+        batch_times: &mut Vec<(u64, Duration)>,
+    ) -> Result<Vec<RecordBatch>> {
         let split = &session.splits()[partition];
         let place = format!("split {}", split.split.0);
         let of_stage = |e| PipelineError::from_stage(place.clone(), e);
@@ -171,9 +191,13 @@ impl Sample {
             cut: &mut self.cut,
         };
         let mut stream = session.rows(partition).map_err(of_stage)?;
+        let mut began = Instant::now();
         while !rows.full
             && let Some(batch) = stream.try_next().await.map_err(of_stage)?
         {
+            let tokens = count_tokens(&batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, &*place, e))?;
+            batch_times.push((tokens, began.elapsed()));
+            began = Instant::now();
             rows.take(&batch).map_err(|e| of_stage(DataFusionError::External(Box::new(e))))?;
         }
         let statistics = state.statistics.lock().clone();

@@ -163,3 +163,55 @@ fn plan_makes_the_checks_of_run() {
     };
     assert_eq!(files(state(&scratch.path("out"))), files(before));
 }
+
+/// Sums of the shards of a data set: tokens, and compressed bytes of all columns.
+fn tokens_and_bytes(dataset: &std::path::Path) -> (f64, f64) {
+    let manifest: Value = serde_json::from_slice(&fs::read(dataset.join("manifest.json")).unwrap()).unwrap();
+    let shards = manifest["shards"].as_array().unwrap();
+    let tokens: f64 = shards.iter().map(|shard| shard["tokens"].as_f64().unwrap()).sum();
+    let bytes =
+        |shard: &Value| shard["column_bytes"].as_object().unwrap().values().filter_map(Value::as_f64).sum::<f64>();
+    (tokens, shards.iter().map(bytes).sum())
+}
+
+#[test]
+fn measured_tokens_are_near_those_of_a_run() {
+    let scratch = Scratch::new();
+    let speeches = corpus(33, 1 << 20);
+    let packs = with(job(), &json!({"extract": null, "tokenizer": {"path": stillhouse_tests::nano_teacher()}}));
+    // the second corpus is larger than what is measured
+    for (copies, most_apart) in [(1, 0.001), (5, 0.05)] {
+        scratch.write("corpus.jsonl", &speeches.repeat(copies));
+        scratch.job("job.yaml", &packs);
+        let plan = scratch.stillhouse(&["plan", "job.yaml", "--json"]).expect(0).json();
+        scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
+        let (tokens, _) = tokens_and_bytes(&scratch.path("out"));
+        let measured = &plan["measured_tokens"];
+        let value = |key: &str| measured[key].as_f64().unwrap();
+        assert!((value("value") / tokens - 1.0).abs() < most_apart, "{copies}: {measured}, made {tokens}");
+        assert_eq!(value("low") == value("high"), copies == 1, "a corpus that was read whole has no range: {measured}");
+        assert!(value("low") <= value("value") && value("value") <= value("high"), "{measured}");
+        fs::remove_dir_all(scratch.path("out")).unwrap();
+    }
+}
+
+#[test]
+fn a_sample_measures_what_the_job_will_take() {
+    let scratch = Scratch::with_corpus(6, 4000);
+    scratch.job("job.yaml", &job());
+    let plan = scratch.stillhouse(&["plan", "job.yaml", "--sample", "3", "--json"]).expect(0).json();
+    let shown =
+        scratch.stillhouse(&["plan", "job.yaml", "--sample", "3", "--dollars-per-hour", "2.5"]).expect(0).stdout;
+    for part in ["Measured\n", "bytes per token", "tokens per second, with the teacher", "data set", "time", "dollars"]
+    {
+        assert!(shown.contains(part), "{part:?} is not in:\n{shown}");
+    }
+    scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
+    let (tokens, bytes) = tokens_and_bytes(&scratch.path("out"));
+    let measured = &plan["sample"]["measured"];
+    let per_token = measured["bytes_per_token"]["value"].as_f64().unwrap();
+    assert!((per_token / (bytes / tokens) - 1.0).abs() < 0.2, "{measured}, made {}", bytes / tokens);
+    assert!(measured["tokens_per_second"]["value"].as_f64().unwrap() > 0.0 && measured["devices"] == 1, "{measured}");
+    let wrong = scratch.stillhouse(&["plan", "job.yaml", "--sample", "1", "--dollars-per-hour", "free"]).expect(2);
+    wrong.says(&["valid: dollars, such as 2.5"]);
+}

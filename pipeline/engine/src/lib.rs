@@ -40,7 +40,7 @@ pub mod pool;
 pub mod resources;
 pub mod runner;
 pub mod session;
-mod shard;
+pub mod shard;
 pub mod sink;
 pub mod splits;
 pub mod stage_state;

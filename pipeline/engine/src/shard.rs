@@ -121,6 +121,22 @@ pub async fn write(
     }
 }
 
+/// Returns the compressed bytes that the columns of these rows take in a shard.
+///
+/// # Errors
+/// If the rows cannot be written as Parquet.
+pub fn encoded_bytes(rows: &[RecordBatch], spec: &OutputSpec, length: usize) -> Result<u64> {
+    let Some(first) = rows.first() else { return Ok(0) };
+    let options = ArrowWriterOptions::new().with_properties(writer_properties(&first.schema(), spec, length)?);
+    let written = || {
+        let mut encoder = ArrowWriter::try_new_with_options(Vec::new(), first.schema(), options)?;
+        rows.iter().try_for_each(|batch| encoder.write(batch))?;
+        encoder.finish()
+    };
+    let metadata: ParquetMetaData = written().map_err(|e| to_pipeline_error(e, "a sample", "its rows"))?;
+    Ok(column_bytes(&metadata).values().sum())
+}
+
 /// Encodes row groups as Parquet, computes the page checksums and passes the bytes to the upload.
 struct ShardWriter<'a> {
     encoder: ArrowWriter<Vec<u8>>,
@@ -257,14 +273,19 @@ async fn encode_all(
     metrics.worked_since(began);
     writer.send().await.map_err(write_error)?;
     let (metadata, footer) = writer.finish().await.map_err(write_error)?;
-    let mut column_bytes = BTreeMap::new();
+    Ok(Encoded { rows, tokens, column_bytes: column_bytes(&metadata), footer })
+}
+
+/// The compressed bytes of each column.
+fn column_bytes(metadata: &ParquetMetaData) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
     for group in metadata.row_groups() {
         for column in group.columns() {
             let name = column.column_path().parts().first().cloned().unwrap_or_default();
-            *column_bytes.entry(name).or_insert(0) += column.compressed_size().max(0) as u64;
+            *sums.entry(name).or_insert(0) += column.compressed_size().max(0) as u64;
         }
     }
-    Ok(Encoded { rows, tokens, column_bytes, footer })
+    sums
 }
 
 fn out_of_memory(error: &DataFusionError, bytes: usize, context: &str) -> PipelineError {
@@ -301,7 +322,11 @@ fn logical_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0)).sum()
 }
 
-fn count_tokens(batch: &RecordBatch) -> Result<u64, arrow::error::ArrowError> {
+/// Returns the tokens of the rows, padding not counted.
+///
+/// # Errors
+/// If a column is missing or has another type than the format defines.
+pub fn count_tokens(batch: &RecordBatch) -> Result<u64, arrow::error::ArrowError> {
     if batch.column_by_name(columns::ATTENTION_MASK).is_some() {
         let mask = ListRows::from_batch(batch, columns::ATTENTION_MASK)?;
         let values = mask.values::<BooleanArray>(columns::ATTENTION_MASK)?;

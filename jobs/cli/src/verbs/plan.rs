@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::Prepared;
+use stillhouse_pipeline::measure::{self, Measured, SampleMeasurements};
 use stillhouse_pipeline::plan_report::{IdleSteps, OutputState, OutputStatus, Plan, ScheduleOutlook, Slots};
 use stillhouse_pipeline::sample::Sample;
 use stillhouse_pipeline::{append, plan, plan_report, run, sample};
@@ -42,6 +43,9 @@ pub struct Args {
     /// Prepare the first N documents in memory and show their rows with noise, as the job will store them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     sample: Option<u64>,
+    /// With --sample: price of this machine, for an estimate of the job's cost
+    #[arg(long, value_name = "DOLLARS", requires = "sample", value_parser = parse_price)]
+    dollars_per_hour: Option<f64>,
     /// Prepare the first split into a temporary folder, with the teacher, and show the physical plan with the metrics of its nodes
     #[arg(long)]
     analyze: bool,
@@ -73,6 +77,8 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
             true => plan_report::plan_appended(&prepared, &hash, watch.as_ref())?,
             false => plan_report::plan(&prepared, &hash, args.overwrite, watch.as_ref())?,
         };
+        let tokens = measure::tokens(&prepared, &hash, &plan.splits, watch.as_ref())?;
+        let plan = plan.with_measured_tokens(tokens);
         let observer = Arc::clone(&watch) as Arc<dyn Observer>;
         let sample = |n| sample::sample(Arc::clone(&prepared), &hash, n, Arc::clone(&observer));
         let sample = args.sample.map(|n| runtime.block_on(sample(n))).transpose()?;
@@ -92,6 +98,9 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         physical_plan(planned.analyzed.as_deref().unwrap_or(&planned.plan.physical_plan), &mut page);
         if let Some(sample) = &planned.sample {
             render_sample(sample, printer.view(), &mut page);
+            if let Some(measured) = &sample.measured {
+                render_measurements(measured, planned.plan.measured_tokens, args.dollars_per_hour, &mut page);
+            }
         }
         printer.page(&page)?;
     }
@@ -150,6 +159,59 @@ fn render_sample(sample: &Sample, view: View, page: &mut Page) {
         let more = format!("  … {} more; --json has them all", units::counted(more as u64, "sequence"));
         page.line(Line::new().with(Tone::Dim, more));
     }
+}
+
+fn parse_price(text: &str) -> Result<f64, String> {
+    let price = text.parse::<f64>().ok().filter(|price| price.is_finite() && *price >= 0.0);
+    price.ok_or_else(|| "valid: dollars, such as 2.5".into())
+}
+
+/// Shows what the sample says of the whole job: its size, its time, its cost.
+fn render_measurements(
+    sample: &SampleMeasurements,
+    tokens: Option<Measured>,
+    dollars_per_hour: Option<f64>,
+    page: &mut Page,
+) {
+    page.heading("Measured");
+    let mut facts = Table::new("ll");
+    let mut fact = |name: &str, value: String| facts.row([Line::new().with(Tone::Dim, name), Line::plain(value)]);
+    let decimal = |value: f64| format!("{value:.1}");
+    let count = |value: f64| units::count(value as u64);
+    fact(
+        "bytes per token",
+        format!("{}, of {} tokens", interval(sample.bytes_per_token, decimal), units::count(sample.tokens)),
+    );
+    // splits without a teacher run side by side, so the speed of one says little
+    let speed = sample.tokens_per_second.filter(|_| sample.devices > 0);
+    if let Some(speed) = speed {
+        let on = if sample.devices > 1 { " on each device" } else { "" };
+        fact("speed", format!("{} tokens per second{on}, with the teacher", interval(speed, count)));
+    }
+    if let Some(tokens) = tokens {
+        let bytes = tokens.times(sample.bytes_per_token);
+        fact(
+            "data set",
+            format!("{} tokens, {}", interval(tokens, count), interval(bytes, |n| units::bytes(n as u64))),
+        );
+        if let Some(speed) = speed {
+            let seconds = tokens.over(speed).scaled(1.0 / sample.devices as f64);
+            fact("time", interval(seconds, units::clock));
+            if let Some(price) = dollars_per_hour {
+                let dollars = seconds.scaled(price / 3600.0);
+                fact("cost", format!("{} dollars", interval(dollars, |n| format!("{n:.2}"))));
+            }
+        }
+    }
+    page.facts(facts);
+    let basis = "the first documents, and the first megabyte of a few splits; in parentheses, how far these differ from each other";
+    page.line(Line::plain("  ").with(Tone::Dim, basis));
+}
+
+/// A value with its range, if it has one.
+fn interval(of: Measured, shown: impl Fn(f64) -> String) -> String {
+    let (value, low, high) = (shown(of.value), shown(of.low), shown(of.high));
+    if low == high { value } else { format!("{value} ({low} to {high})") }
 }
 
 /// Number of splits to show at each end of a long list.
@@ -243,7 +305,9 @@ fn split_counts(splits: &[SplitRecord]) -> String {
 fn estimate(plan: &Plan) -> String {
     let (least, most) = (plan.estimated_bytes_per_token, plan.estimated_bytes_per_token_max);
     let per_token = match most > least {
-        true => format!("{least:.1} to {most:.1} bytes per token: the worse the teacher predicts the text, the more"),
+        true => format!(
+            "{least:.1} to {most:.1} bytes per token: the worse the teacher predicts the text, the more; --sample 3 measures it"
+        ),
         false => format!("{least:.1} bytes per token"),
     };
     match (plan.estimated_tokens, plan.estimated_bytes) {
@@ -252,7 +316,11 @@ fn estimate(plan: &Plan) -> String {
                 true => format!("{} to {}", units::bytes(bytes), units::bytes((tokens as f64 * most) as u64)),
                 false => units::bytes(bytes),
             };
-            format!("about {} tokens, {size} ({per_token})", units::count(tokens))
+            let shown = match plan.measured_tokens {
+                Some(measured) => interval(measured, |tokens| units::count(tokens as u64)),
+                None => units::count(tokens),
+            };
+            format!("about {shown} tokens, {size} ({per_token})")
         }
         _ => format!("{per_token}; the size of the text is not known before it is read"),
     }
@@ -351,6 +419,7 @@ mod tests {
             splits: (0..splits).map(split).collect(),
             estimated_bytes_per_token: 9.14,
             estimated_bytes_per_token_max: 9.14,
+            measured_tokens: None,
             estimated_tokens: Some(2_939_447),
             estimated_bytes: Some(26_866_545),
             slots: None,
@@ -387,8 +456,7 @@ mod tests {
     #[test]
     fn a_teacher_that_may_predict_badly_has_a_range() {
         let plan = Plan { estimated_bytes_per_token_max: 33.2, ..plan(1) };
-        let range =
-            "26.9 MB to 97.6 MB (9.1 to 33.2 bytes per token: the worse the teacher predicts the text, the more)";
+        let range = "26.9 MB to 97.6 MB (9.1 to 33.2 bytes per token: the worse the teacher predicts the text, the more; --sample 3 measures it)";
         assert_eq!(estimate(&plan), format!("about 2,939,447 tokens, {range}"));
     }
 

@@ -323,3 +323,116 @@ fn quoted(text: &str) -> String {
 fn is_word(text: &str) -> bool {
     ["null", "true", "false", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn column(name: &str, mean_bytes: f64, language: &str) -> TextColumn {
+        TextColumn { name: name.into(), texts: 9, mean_bytes, languages: BTreeMap::from([(language.to_owned(), 9)]) }
+    }
+
+    fn summary(text_columns: Vec<TextColumn>) -> InputSummary {
+        InputSummary {
+            format: InputFormat::Parquet,
+            files: 3,
+            bytes: 9_000_000,
+            compression: BTreeMap::from([("none".to_owned(), 3)]),
+            other_files: BTreeMap::new(),
+            rows: 9,
+            text_columns,
+            other_columns: vec!["n".into()],
+        }
+    }
+
+    fn given(corpus: &[String]) -> Given<'_> {
+        Given {
+            corpus,
+            text: None,
+            teacher: None,
+            no_teacher: false,
+            tokenizer: None,
+            length: None,
+            output: None,
+            folder: Some("".into()),
+        }
+    }
+
+    #[test]
+    fn the_usual_name_wins_unless_its_texts_are_short() {
+        let choose = |columns| longest_column(&summary(columns)).unwrap();
+        let chosen = choose(vec![column("markup", 900.0, "English"), column("text", 800.0, "English")]);
+        assert_eq!(
+            (chosen.value.as_str(), chosen.reason.as_str()),
+            ("text", "the usual name, and long texts, 800 B on average")
+        );
+        let chosen = choose(vec![column("page", 900.0, "English"), column("text", 30.0, "English")]);
+        assert_eq!((chosen.value.as_str(), chosen.reason.as_str()), ("page", "the longest texts, 900 B on average"));
+        let chosen = choose(vec![column("meta.x", 5.0, "English")]);
+        assert_eq!(chosen.reason, "the only column with text, 5 B on average");
+        assert!(longest_column(&summary(Vec::new())).is_err());
+    }
+
+    #[test]
+    fn answers_replace_proposals_and_wrong_ones_are_named() {
+        let of_corpus = summary(vec![column("body", 900.0, "French"), column("title", 80.0, "French")]);
+        let corpus = ["data/My Corpus (2).parquet".to_owned()];
+        let mut asked = Vec::new();
+        let mut proposal = Proposal::new(&of_corpus, given(&corpus)).unwrap();
+        let answers = ["title", "", "512"];
+        proposal
+            .ask(&mut |question, choice| {
+                asked.push((question.to_owned(), choice.value.clone()));
+                Ok(Some(answers[asked.len() - 1].to_owned()).filter(|answer| !answer.is_empty()))
+            })
+            .unwrap();
+        let expected =
+            [("column of the text", "body"), ("teacher", MULTILINGUAL.path), ("tokens per sequence", "1024")];
+        assert_eq!(asked, expected.map(|(question, value)| (question.to_owned(), value.to_owned())));
+        let job = proposal.job_file();
+        for line in [
+            "name: my-corpus--2-\n",
+            "paths: [\"data/My Corpus (2).parquet\"]",
+            "text: title",
+            "length: 512",
+            "hf://Qwen",
+        ] {
+            assert!(job.contains(line), "{line}: {job}");
+        }
+        stillhouse_operators::registry::job_format().read(&job).unwrap();
+        for (answers, says) in [
+            (["titel", "", ""], "--text: got \"titel\", valid: a column with text, body, title"),
+            (["", "", "many"], "tokens per sequence: got \"many\""),
+            (["", "", "3"], "tokens per sequence: got \"3\""),
+            (["", "", "99999"], "--length: got 99999, valid: up to 32768"),
+            (["", "/nowhere", ""], "--teacher: /nowhere: "),
+        ] {
+            let mut n = 0;
+            let mut proposal = Proposal::new(&of_corpus, given(&corpus)).unwrap();
+            let refused = proposal.ask(&mut |_, _| {
+                n += 1;
+                Ok(Some(answers[n - 1].to_owned()).filter(|answer| !answer.is_empty()))
+            });
+            let Err(Failure::Usage(message)) = refused else { panic!("{answers:?} was not refused") };
+            assert!(message.contains(says), "{message}");
+        }
+    }
+
+    #[test]
+    fn what_yaml_would_read_as_something_else_is_quoted() {
+        for (text, written) in [
+            ("corpus/a-b.jsonl", "corpus/a-b.jsonl"),
+            ("*.jsonl", "\"*.jsonl\""),
+            ("true", "\"true\""),
+            ("No", "\"No\""),
+            ("1e3", "\"1e3\""),
+            ("a: b", "\"a: b\""),
+            ("a\"b", "\"a\\\"b\""),
+            ("~/x", "\"~/x\""),
+        ] {
+            assert_eq!(quoted(text), written);
+        }
+    }
+}
