@@ -179,8 +179,9 @@ fn measured_tokens_are_near_those_of_a_run() {
     let scratch = Scratch::new();
     let speeches = corpus(33, 1 << 20);
     let packs = with(job(), &json!({"extract": null, "tokenizer": {"path": stillhouse_tests::nano_teacher()}}));
-    // the second corpus is larger than what is measured
-    for (copies, most_apart) in [(1, 0.001), (5, 0.05)] {
+    // The second corpus is larger than what is measured: four parts of a megabyte, each of about twenty speeches. A part
+    // counts the speeches that begin in it, so it is wrong by up to one of them.
+    for (copies, most_apart) in [(1, 0.001), (5, 0.1)] {
         scratch.write("corpus.jsonl", &speeches.repeat(copies));
         scratch.job("job.yaml", &packs);
         let plan = scratch.stillhouse(&["plan", "job.yaml", "--json"]).expect(0).json();
@@ -191,6 +192,8 @@ fn measured_tokens_are_near_those_of_a_run() {
         assert!((value("value") / tokens - 1.0).abs() < most_apart, "{copies}: {measured}, made {tokens}");
         assert_eq!(value("low") == value("high"), copies == 1, "a corpus that was read whole has no range: {measured}");
         assert!(value("low") <= value("value") && value("value") <= value("high"), "{measured}");
+        let is_inside = value("low") <= tokens && tokens <= value("high");
+        assert!(is_inside || copies == 1, "{measured}, made {tokens}");
         fs::remove_dir_all(scratch.path("out")).unwrap();
     }
 }
