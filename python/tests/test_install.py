@@ -17,7 +17,7 @@ import pytest
 from shared_fixtures import ROOT, program
 
 WHEEL = os.environ.get("STILLHOUSE_WHEEL")
-SCRIPTS = ROOT / "python/stillhouse.data"
+SCRIPTS = ROOT / "python/stillhouse._core.data"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_first_commands_of_the_readme(wheel: pathlib.Path, tmp_path: pathlib
     of_network = re.compile("PIP_|SSL_|.*_PROXY$", re.IGNORECASE)
     variables |= {name: value for name, value in os.environ.items() if of_network.match(name)}
     data_set = "stillhouse-demo/data-set" if WHEEL else "corpus-data"
-    load = f'python -c "import sys, stillhouse; assert len(stillhouse.open(\'{data_set}\')); assert \'torch\' not in sys.modules"'
+    load = f"python -c \"import sys, stillhouse; assert len(stillhouse.open('{data_set}')); assert 'torch' not in sys.modules\""
     for command in [f"pip install --quiet {wheel}", *commands, load]:
         done = subprocess.run(
             ["/bin/bash", "-c", command], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
