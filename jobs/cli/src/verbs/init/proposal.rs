@@ -102,10 +102,11 @@ impl<'a> Proposal<'a> {
 
     /// Asks about everything that was not given.
     pub fn ask(&mut self, ask: Ask<'_>) -> Result<(), Failure> {
-        if !self.text.is_given && self.summary.text_columns.len() > 1 {
-            if let Some(named) = ask("column of the text", &self.text)? {
-                self.text = given_column(self.summary, &named)?;
-            }
+        if !self.text.is_given
+            && self.summary.text_columns.len() > 1
+            && let Some(named) = ask("column of the text", &self.text)?
+        {
+            self.text = given_column(self.summary, &named)?;
         }
         if let Some(proposed) = self.teacher.as_ref().filter(|teacher| !teacher.is_given)
             && let Some(named) = ask("teacher", proposed)?
