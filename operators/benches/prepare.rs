@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arrow::array::{BooleanArray, RecordBatch, StringArray, UInt64Array};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use stillhouse_operators::clean::CleanConfig;
+use stillhouse_operators::clean::{CleanConfig, Detokenizer};
 use stillhouse_operators::config::SpecialIds;
 use stillhouse_operators::operator::{Counters, Operator, SharedStatistics, SplitContext, documents_schema};
 use stillhouse_operators::operator_spec::OperatorSpec;
@@ -18,7 +18,7 @@ use stillhouse_operators::tokenize::TokenizeConfig;
 use stillhouse_operators::vocabulary::Vocabulary;
 use stillhouse_schemas::columns::RowLength;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::spec::{self, Boundary, Detokenizer, PackMode, Remainder, Separator};
+use stillhouse_schemas::spec::{self, Boundary, PackMode, Remainder, Separator};
 
 type AnyError = Box<dyn std::error::Error>;
 

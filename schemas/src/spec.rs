@@ -42,9 +42,6 @@ pub struct JobSpec {
     pub seed: u64,
     /// The input.
     pub input: Input,
-    /// Rules applied to the text before it is tokenized.
-    #[serde(default)]
-    pub clean: Clean,
     /// The tokenizer. Without `path` the teacher's own is used.
     #[serde(default)]
     pub tokenizer: Tokenizer,
@@ -67,33 +64,6 @@ pub struct JobSpec {
     #[serde(flatten)]
     #[schemars(skip)]
     pub sections: Sections,
-}
-
-/// Rules applied to the text.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Clean {
-    /// Undoes the tokenization that a benchmark corpus was published with.
-    pub detokenizer: Detokenizer,
-}
-
-/// The five detokenizers of the MDLM code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Detokenizer {
-    /// Text as it is.
-    #[default]
-    None,
-    /// WikiText-2 and WikiText-103.
-    Wikitext,
-    /// Penn Treebank.
-    Ptb,
-    /// One Billion Words.
-    Lm1b,
-    /// LAMBADA.
-    Lambada,
-    /// PubMed and arXiv.
-    ScientificPapers,
 }
 
 /// The tokenizer and its special tokens.

@@ -15,6 +15,7 @@
 //! text from an opening bracket with white space to the closing one: up to four pieces, and at least 4 MB.
 
 mod rules;
+mod section;
 mod stream;
 
 use std::borrow::Cow;
@@ -24,9 +25,10 @@ use arrow::array::{BooleanArray, RecordBatch, StringArray, UInt64Array};
 use arrow::datatypes::{Schema, SchemaRef};
 use rayon::prelude::*;
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::Detokenizer;
+use stillhouse_schemas::sections::SectionKind;
 
 pub use rules::detokenize;
+pub use section::{CleanSection, Detokenizer};
 
 use crate::config::{JobContext, OperatorConfig};
 use crate::document_pieces::{document_name, document_pieces, unfinished_document};
@@ -52,11 +54,13 @@ pub struct CleanConfig {
 
 impl OperatorConfig for CleanConfig {
     const NAME: &'static str = NAME;
+    const SECTION: Option<SectionKind> = Some(SectionKind::of::<CleanSection>());
 
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
+        let section = context.section::<CleanSection>()?.unwrap_or_default();
         let piece_bytes = context.spec.input.piece_kilobytes as usize * 1000;
         let text = !context.spec.input.is_rows();
-        Ok(text.then_some(Self { detokenizer: context.spec.clean.detokenizer, piece_bytes }))
+        Ok(text.then_some(Self { detokenizer: section.detokenizer, piece_bytes }))
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {

@@ -20,7 +20,8 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use regex::Regex;
-use stillhouse_schemas::spec::Detokenizer;
+
+use super::Detokenizer;
 
 /// One step of a detokenizer, as written in a table.
 #[derive(Debug, Clone, Copy)]
@@ -200,8 +201,7 @@ pub(super) fn tables(detokenizer: Detokenizer) -> &'static [&'static [Rule]] {
 /// Applies a detokenizer to a whole text. Borrows the text if nothing changes.
 ///
 /// ```
-/// use stillhouse_operators::clean::detokenize;
-/// use stillhouse_schemas::spec::Detokenizer;
+/// use stillhouse_operators::clean::{Detokenizer, detokenize};
 ///
 /// assert_eq!(detokenize(Detokenizer::Wikitext, "3 @.@ 5 miles , ( about )"), "3.5 miles, (about)");
 /// ```

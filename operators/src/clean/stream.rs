@@ -24,8 +24,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use regex::Regex;
-use stillhouse_schemas::spec::Detokenizer;
 
+use super::Detokenizer;
 use super::rules::{Rule, is_python_space, tables};
 
 /// The error of a rule that would have to buffer more text than its limit.

@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use super::*;
 use crate::operator::Counters;
-use crate::testing::{context, cut, documents, drive, gpt2, joined, statistics};
+use crate::registry::job_format;
+use crate::testing::{context, cut, documents, drive, gpt2, job_with, joined, statistics};
 
 pub(super) fn vectors(json: &str) -> Vec<(Detokenizer, String, String)> {
     let all: Vec<BTreeMap<String, Value>> = serde_json::from_str(json).unwrap();
@@ -158,4 +159,17 @@ proptest! {
             prop_assert_eq!(&joined(&output)[0].1, &detokenize(detokenizer, &text));
         }
     }
+}
+
+#[test]
+fn numbers_are_not_cleaned() {
+    let pixels = "version: 1\nname: a\ninput: {format: codes, codes: {size: 9, length: 4}, paths: [x.npy]}\n\
+        pack: {length: 4, separator: none, boundary: none}\noutput: {path: out}\n";
+    let problems = |extra: &str| job_format().parse(&format!("{pixels}{extra}")).problems;
+    assert_eq!(problems("clean: {}\n").0, []);
+    let wrong = problems("clean: {detokenizer: ptb}\n").to_string();
+    assert!(wrong.contains("clean: cleans text; leave it out with `format: codes`"), "{wrong}");
+    // the hash of every job has the section
+    let job = serde_json::to_value(job_format().read(&job_with("")).unwrap()).unwrap();
+    assert_eq!(job["clean"], serde_json::json!({"detokenizer": "none"}));
 }

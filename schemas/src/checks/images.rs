@@ -2,8 +2,8 @@
 
 use crate::problems::Problem;
 use crate::spec::{
-    Boundary, Clean, Compression, Fit, ImageLabels, Images, InputFormat, JobSpec, Layout, PackMode, Remainder,
-    Separator, Tokenizer,
+    Boundary, Compression, Fit, ImageLabels, Images, InputFormat, JobSpec, Layout, PackMode, Remainder, Separator,
+    Tokenizer,
 };
 
 /// Checks that the sections of the format are present, and that the job has no keys that do not apply to it.
@@ -47,7 +47,6 @@ fn no_text(job: &JobSpec, problems: &mut Vec<Problem>) {
             problems.push(Problem::missing(field, format!("{why}; leave it out with `format: {format_name}`")));
         }
     };
-    refuse("clean", job.clean != Clean::default(), "cleans text");
     refuse(
         "tokenizer",
         job.tokenizer != Tokenizer::default(),
@@ -181,7 +180,6 @@ mod tests {
                 "pack.mode: a row is an image, which is neither padded",
             ),
             (&plain, GOOD, "tokenizer: {path: t}", "tokenizer: makes tokens from text"),
-            (&plain, GOOD, "clean: {detokenizer: ptb}", "clean: cleans text"),
             (&plain, GOOD, "extract: {teacher: {path: t}}", "extract: needs a teacher"),
             (
                 &images(", labels: cls"),

@@ -222,7 +222,7 @@ fn sections_of_operators_are_read_as_the_others() {
         ("marks: {count: x}", "7:9: marks.count: got \"x\": has type string; valid: integer"),
         ("marks: 3", "7:1: marks: got 3: has type integer; valid: object"),
         ("plain: {x: 1}", "7:9: plain.x: got 1: unknown key; valid keys here: none"),
-        ("mark: {}", "7:1: mark: got {}: unknown key, did you mean `marks`?; valid keys here: clean, engine, "),
+        ("mark: {}", "7:1: mark: got {}: unknown key, did you mean `marks`?; valid keys here: engine, "),
     ] {
         let problems = format.parse(&format!("{GOOD}{section}\n")).problems;
         assert!(problems.0.len() == 1 && problems.to_string().contains(says), "{section}: {problems}");
