@@ -362,3 +362,28 @@ fn sections_of_shipped_operators_are_in_the_schema() {
         operators().iter().filter_map(|o| o.section()).filter(|s| s.is_derivable).map(|s| s.key).collect();
     assert_eq!(derivable, ["subtokens", "partitions", "orders"]);
 }
+
+/// The keys that the hash of a derivation leaves out. Leaving out another one would change the hashes of data sets that
+/// were derived before.
+#[test]
+fn the_identity_of_a_derivation_keeps_what_the_data_set_was_made_from() {
+    let sections = "subtokens: {length: 2, permutation: numbers.npy}\nextract: {teacher: {path: t, device: cpu}}\n\
+        storage: {region: x}\nengine: {parallel_splits: 2}\n";
+    let text = job_with(sections).replace("{path: out}", "{path: out, card: {license: MIT}, storage: {region: y}}");
+    let mut job = serde_json::to_value(job_format().read(&text).unwrap()).unwrap();
+    let mut expected = job.clone();
+    for (section, key) in [
+        ("", "name"),
+        ("", "engine"),
+        ("", "storage"),
+        ("/subtokens", "permutation"),
+        ("/output", "card"),
+        ("/output", "path"),
+        ("/output", "storage"),
+    ] {
+        expected.pointer_mut(section).unwrap().as_object_mut().unwrap().remove(key).unwrap();
+    }
+    job_format().retain_derived_identity(&mut job);
+    assert_eq!(job, expected);
+    assert!(job.pointer("/input/paths").is_some() && job.pointer("/extract/teacher/path").is_some());
+}

@@ -228,20 +228,8 @@ fn columns_of(new_operators: &[OperatorSpec], loosened: bool) -> Vec<String> {
 /// Everything that decides the bytes of the result.
 fn identity(spec: &JobSpec, from: &DerivedFrom, sidecar_sha256: &BTreeMap<String, String>) -> Value {
     let mut job = json!(spec);
-    for (section, key) in [
-        ("", "name"),
-        ("", "engine"),
-        ("", "storage"),
-        // `sidecar_sha256` has the checksum of its content
-        ("/subtokens", "permutation"),
-        ("/output", "card"),
-        ("/output", "path"),
-        ("/output", "storage"),
-    ] {
-        if let Some(Value::Object(map)) = job.pointer_mut(section) {
-            map.remove(key);
-        }
-    }
+    // `sidecar_sha256` has the checksums of the files that sections name
+    registry::job_format().retain_derived_identity(&mut job);
     json!({"job": job, "derived_from": from.manifest_sha256, "beside": sidecar_sha256})
 }
 

@@ -78,6 +78,22 @@ impl JobFormat {
     }
 }
 
+impl JobFormat {
+    /// Removes from a job that derives, as JSON, the keys that change no byte of the result, as
+    /// [`JobFormat::retain_identity`] does. The keys of the data set's own job stay: they are part of what it derives
+    /// from.
+    pub fn retain_derived_identity(&self, job: &mut Value) {
+        let Value::Object(job) = job else { return };
+        let derivable = self.sections.iter().filter(|kind| kind.is_derivable).map(|kind| kind.key);
+        let own = NEVER_INHERITED.into_iter().chain(derivable).filter_map(|key| job.remove_entry(key));
+        let mut own = Value::Object(own.collect());
+        self.retain_identity(&mut own);
+        if let Value::Object(own) = own {
+            job.extend(own);
+        }
+    }
+}
+
 const DTYPE: &str = "/extract/teacher/dtype";
 
 fn dtype_of(job: &JobSpec) -> Option<Dtype> {
