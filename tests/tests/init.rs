@@ -72,7 +72,7 @@ fn the_text_and_the_language_of_tables_are_found() {
     assert!(!scratch.path("job.yaml").exists());
     let wrong = scratch.stillhouse(&["init", "rows.jsonl", "--text", "titel"]).expect(2);
     assert!(
-        wrong.stderr.contains("--text: got \"titel\", valid: a column with text, meta.body, title, meta.lang"),
+        wrong.stderr.contains("--text: no column \"titel\" has text; valid: meta.body, title, meta.lang"),
         "{}",
         wrong.stderr
     );

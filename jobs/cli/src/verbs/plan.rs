@@ -204,7 +204,7 @@ fn render_measurements(
         }
     }
     page.facts(facts);
-    let basis = "the first documents, and the first megabyte of a few splits; in parentheses, how far these differ from each other";
+    let basis = "of the first documents, and the first megabyte of a few splits; in parentheses, how far these differ: no bound on the rest";
     page.line(Line::plain("  ").with(Tone::Dim, basis));
 }
 

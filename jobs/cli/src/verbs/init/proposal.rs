@@ -13,6 +13,10 @@ use crate::failure::Failure;
 const TEXT_NAMES: [&str; 7] = ["text", "content", "body", "document", "raw_content", "article", "story"];
 /// Tokens per sequence, as in MDLM and most papers after it.
 const LENGTH: u32 = 1024;
+/// Bytes up to which a text file is taken for one document.
+const SMALL_FILE: u64 = 1_000_000;
+/// Mean bytes of lines that are no documents.
+const SHORT_LINE: f64 = 200.0;
 /// Documents from which on some are held out.
 const HOLDOUT_FROM: f64 = 1000.0;
 
@@ -153,12 +157,11 @@ impl<'a> Proposal<'a> {
             (None, _) => Choice::new("the teacher's", "ids that the teacher knows"),
         };
         let teacher = self.teacher.clone().unwrap_or_else(|| Choice::given("none"));
-        vec![
-            ("text", self.text.clone()),
-            ("teacher", teacher),
-            ("tokenizer", tokenizer),
-            ("length", self.length.clone()),
-        ]
+        let unit = match self.summary.format {
+            InputFormat::Text => ("document", self.document()),
+            _ => ("text", self.text.clone()),
+        };
+        vec![unit, ("teacher", teacher), ("tokenizer", tokenizer), ("length", self.length.clone())]
     }
 
     /// What `plan` does beyond its checks.
@@ -205,8 +208,8 @@ impl<'a> Proposal<'a> {
             format!("  paths: [{}]  # {files}, {bytes}", paths.join(", ")),
         ];
         if self.summary.format == InputFormat::Text {
-            let (value, why) = self.document();
-            lines.push(format!("  document: {value}  # {why}"));
+            let unit = self.document();
+            lines.push(format!("  document: {}  # {}", unit.value, unit.reason));
         } else {
             lines.push(format!("  text: {}  # {}", quoted(&self.text.value), self.text.reason));
         }
@@ -232,17 +235,23 @@ impl<'a> Proposal<'a> {
     }
 
     /// The unit of plain text that is a document.
-    fn document(&self) -> (&'static str, &'static str) {
+    fn document(&self) -> Choice {
         let mean = self.column().map_or(0.0, |column| column.mean_bytes);
-        match mean < 200.0 && self.summary.files > 1 {
-            true => ("file", "the lines are short, and there are several files; or line, or blank_line"),
-            false => ("line", "or file, or blank_line"),
+        let per_file = self.summary.bytes / self.summary.files.max(1) as u64;
+        match self.summary.files {
+            0 | 1 => Choice::new("line", "one file; or file, or blank_line"),
+            _ if per_file < SMALL_FILE => Choice::new("file", "several small files; or line, or blank_line"),
+            _ if mean < SHORT_LINE => Choice::new("file", "the lines are short; or line, or blank_line"),
+            _ => Choice::new("line", "several large files of long lines; or file, or blank_line"),
         }
     }
 
     /// Documents of the corpus, roughly.
     fn documents(&self) -> f64 {
         let ratio = if self.summary.compression.keys().any(|name| name != "none") { 3.0 } else { 1.0 };
+        if self.summary.format == InputFormat::Text && self.document().value == "file" {
+            return self.summary.files as f64;
+        }
         let mean = self.column().map_or(f64::INFINITY, |column| column.mean_bytes.max(1.0));
         self.summary.bytes as f64 * ratio / mean
     }
@@ -252,7 +261,7 @@ fn given_column(summary: &InputSummary, name: &str) -> Result<Choice, Failure> {
     let names: Vec<&str> = summary.text_columns.iter().map(|column| column.name.as_str()).collect();
     match names.contains(&name) {
         true => Ok(Choice::given(name)),
-        false => Err(Failure::Usage(format!("--text: got {name:?}, valid: a column with text, {}", names.join(", ")))),
+        false => Err(Failure::Usage(format!("--text: no column {name:?} has text; valid: {}", names.join(", ")))),
     }
 }
 
@@ -404,7 +413,7 @@ mod tests {
         }
         stillhouse_operators::registry::job_format().read(&job).unwrap();
         for (answers, says) in [
-            (["titel", "", ""], "--text: got \"titel\", valid: a column with text, body, title"),
+            (["titel", "", ""], "--text: no column \"titel\" has text; valid: body, title"),
             (["", "", "many"], "tokens per sequence: got \"many\""),
             (["", "", "3"], "tokens per sequence: got \"3\""),
             (["", "", "99999"], "--length: got 99999, valid: up to 32768"),
@@ -418,6 +427,26 @@ mod tests {
             });
             let Err(Failure::Usage(message)) = refused else { panic!("{answers:?} was not refused") };
             assert!(message.contains(says), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_document_of_plain_text_is_a_small_file_or_a_long_line() {
+        for (files, bytes, line, unit) in [
+            (1, 9_000_000, 900.0, "line"),
+            (12, 200_000, 900.0, "file"),
+            (3, 90_000_000, 80.0, "file"),
+            (3, 90_000_000, 900.0, "line"),
+        ] {
+            let of_text = InputSummary {
+                format: InputFormat::Text,
+                files,
+                bytes,
+                ..summary(vec![column("text", line, "English")])
+            };
+            let corpus = ["texts".to_owned()];
+            let job = Proposal::new(&of_text, given(&corpus)).unwrap().job_file();
+            assert!(job.contains(&format!("  document: {unit}  # ")), "{files} files of {bytes}: {job}");
         }
     }
 
