@@ -5,7 +5,8 @@
 //!   paths ─► the files of each format ─► the format with the most bytes ─► the first rows of a few files ─► columns
 //! ```
 //!
-//! Cost: a listing, and at most 8 files × 50 rows, of which it keeps lengths and at most 2 KB of each text.
+//! Cost: a listing for each format of tables, and at most 1,000 records of 8 files: these decide the types of columns
+//! of JSON and CSV. Of 50 rows a file it keeps the lengths of texts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -20,7 +20,7 @@ use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_operators::pack::PackConfig;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
-use stillhouse_schemas::spec::{Compression, Input, InputFormat, TextDocument};
+use stillhouse_schemas::spec::{Compression, Input, InputFormat, PackMode, Remainder, TextDocument};
 
 use crate::engine::operator_plan;
 use crate::engine::pool::Pool;
@@ -71,6 +71,12 @@ impl Measured {
         Self { value: self.value * factor, low: self.low * factor, high: self.high * factor }
     }
 
+    /// The difference to an exact number, at least 0.
+    fn less(self, other: f64) -> Self {
+        let less = |value: f64| (value - other).max(0.0);
+        Self { value: less(self.value), low: less(self.low), high: less(self.high) }
+    }
+
     /// The product of two values.
     pub fn times(self, other: Self) -> Self {
         Self { value: self.value * other.value, low: self.low * other.low, high: self.high * other.high }
@@ -108,24 +114,33 @@ pub fn tokens(
     let session = Session::new(plan, resources(prepared, None, &[], &sampled, pool.spawner()?), &prepared.spec.engine)?;
     let mut parts = Vec::new();
     for (partition, split) in sampled.iter().enumerate() {
-        if let Some(tokens) = prepared.store.wait(tokens_of_split(&session, partition))? {
+        if let Some(tokens) = prepared.store.wait(tokens_of_split(prepared, &session, partition))? {
             parts.push((tokens as f64, weight(split)));
         }
     }
     let of_all: f64 = splits.iter().map(weight).sum();
+    let dropped_at_the_end = if drops_remainders(prepared) { f64::from(prepared.spec.pack.length) / 2.0 } else { 0.0 };
     let is_whole = of_all == sampled.iter().map(weight).sum::<f64>() && parts.len() == sampled.len();
-    let measured = Measured::ratio(&parts).map(|per_unit| per_unit.scaled(of_all));
+    let dropped = dropped_at_the_end * splits.len() as f64;
+    let measured = Measured::ratio(&parts).map(|per_unit| per_unit.scaled(of_all).less(dropped));
     Ok(measured
         .map(|tokens| if is_whole { Measured { low: tokens.value, high: tokens.value, ..tokens } } else { tokens }))
 }
 
-/// The tokens of a split; `None` if there are too many.
-async fn tokens_of_split(session: &Session, partition: usize) -> Result<Option<u64>> {
+/// Whether a split drops the tokens at its end that do not fill a sequence: half a sequence, on average.
+fn drops_remainders(prepared: &Prepared) -> bool {
+    let pack = &prepared.spec.pack;
+    pack.mode == PackMode::Wrap && pack.remainder == Remainder::Drop
+}
+
+/// The tokens of a part, with those that its end drops, since the end of a part is not that of a split. `None` if there
+/// are too many.
+async fn tokens_of_split(prepared: &Prepared, session: &Session, partition: usize) -> Result<Option<u64>> {
     let split = &session.splits()[partition];
     let place = format!("split {}", split.split.0);
     let of_stage = |e| PipelineError::from_stage(place.clone(), e);
     // the split's counts live as long as this handle
-    let _state = session.resources.split_state(split);
+    let state = session.resources.split_state(split);
     let mut batches = session.rows(partition).map_err(of_stage)?;
     let mut tokens = 0;
     while let Some(batch) = batches.try_next().await.map_err(of_stage)? {
@@ -134,7 +149,8 @@ async fn tokens_of_split(session: &Session, partition: usize) -> Result<Option<u
             return Ok(None);
         }
     }
-    Ok(Some(tokens))
+    let dropped = if drops_remainders(prepared) { state.statistics.lock().dropped_tokens } else { 0 };
+    Ok(Some(tokens + dropped))
 }
 
 fn tokens_of(batch: &RecordBatch) -> Result<u64> {

@@ -198,6 +198,19 @@ fn measured_tokens_are_near_those_of_a_run() {
     }
 }
 
+/// No part fills a sequence, so each would drop all its tokens.
+#[test]
+fn sequences_longer_than_what_is_measured_are_estimated() {
+    let scratch = Scratch::new();
+    scratch.write("corpus.jsonl", &corpus(33, 1 << 20).repeat(5));
+    let long = json!({"extract": null, "subtokens": null, "partitions": null, "tokenizer": {"path": stillhouse_tests::nano_teacher()}, "pack": {"length": 400_000}});
+    scratch.job("job.yaml", &with(job(), &long));
+    let plan = scratch.stillhouse(&["plan", "job.yaml", "--json"]).expect(0).json();
+    let tokens = plan["measured_tokens"]["value"].as_f64().unwrap();
+    // about 1,730,000 tokens of text: four sequences
+    assert!((1_400_000.0..1_800_000.0).contains(&tokens), "{tokens}");
+}
+
 #[test]
 fn a_sample_measures_what_the_job_will_take() {
     let scratch = Scratch::with_corpus(6, 4000);

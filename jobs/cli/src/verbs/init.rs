@@ -29,7 +29,7 @@ Examples:
 ///
 /// Finds the format, compression, columns and sizes of the files, and the language of the first documents. Proposes the
 /// text column, tokenizer, teacher and length with the reason for each. On a terminal it asks about each proposal;
-/// elsewhere it takes them. Reads a few hundred rows, and writes only the job file.
+/// elsewhere it takes them. Reads the first records of up to 8 files, and writes only the job file.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -140,6 +140,18 @@ fn ask(printer: &Printer, question: &str, choice: &Choice) -> Result<Option<Stri
     Ok((!answer.is_empty()).then(|| answer.to_owned()))
 }
 
+/// Columns that are named; a table may have a hundred thousand.
+const SHOWN_COLUMNS: usize = 12;
+
+/// The first names, and the number of the others.
+fn first_names(names: &[String]) -> String {
+    let shown = names.get(..SHOWN_COLUMNS).unwrap_or(names).join(", ");
+    match names.len().saturating_sub(SHOWN_COLUMNS) {
+        0 => shown,
+        more => format!("{shown} and {} more", units::count(more as u64)),
+    }
+}
+
 /// Shows what the files are.
 fn describe(summary: &InputSummary, page: &mut Page) {
     let mut facts = Table::new("ll").indent(0);
@@ -151,15 +163,18 @@ fn describe(summary: &InputSummary, page: &mut Page) {
         &format!("{}, {}{compressed}", units::counted(summary.files as u64, "file"), units::bytes(summary.bytes)),
     ]);
     facts.texts(["format", summary.format.name()]);
-    for column in &summary.text_columns {
+    for column in summary.text_columns.iter().take(SHOWN_COLUMNS) {
         let language = column
             .language()
             .map_or(String::new(), |(name, share)| format!(", {name} in {} of those recognised", units::share(share)));
         let mean = units::bytes(column.mean_bytes as u64);
         facts.texts(["column", &format!("{}: text, {mean} on average{language}", column.name)]);
     }
+    if let Some(more) = summary.text_columns.len().checked_sub(SHOWN_COLUMNS).filter(|more| *more > 0) {
+        facts.texts(["columns", &format!("{} more with text", units::count(more as u64))]);
+    }
     if !summary.other_columns.is_empty() {
-        facts.texts(["columns", &format!("{} (no text)", summary.other_columns.join(", "))]);
+        facts.texts(["columns", &format!("{} (no text)", first_names(&summary.other_columns))]);
     }
     for (format, files) in &summary.other_files {
         facts.texts([

@@ -7,6 +7,7 @@ use stillhouse_pipeline::units;
 use stillhouse_schemas::spec::InputFormat;
 use stillhouse_teacher::TeacherConfig;
 
+use super::first_names;
 use crate::failure::Failure;
 
 /// Names that columns with the text have, in corpora of the Hugging Face Hub.
@@ -258,10 +259,10 @@ impl<'a> Proposal<'a> {
 }
 
 fn given_column(summary: &InputSummary, name: &str) -> Result<Choice, Failure> {
-    let names: Vec<&str> = summary.text_columns.iter().map(|column| column.name.as_str()).collect();
-    match names.contains(&name) {
+    let names: Vec<String> = summary.text_columns.iter().map(|column| column.name.clone()).collect();
+    match names.iter().any(|column| column == name) {
         true => Ok(Choice::given(name)),
-        false => Err(Failure::Usage(format!("--text: no column {name:?} has text; valid: {}", names.join(", ")))),
+        false => Err(Failure::Usage(format!("--text: no column {name:?} has text; valid: {}", first_names(&names)))),
     }
 }
 
@@ -269,7 +270,7 @@ fn given_column(summary: &InputSummary, name: &str) -> Result<Choice, Failure> {
 fn longest_column(summary: &InputSummary) -> Result<Choice, Failure> {
     let columns = &summary.text_columns;
     let Some(longest) = columns.first() else {
-        let others = summary.other_columns.join(", ");
+        let others = first_names(&summary.other_columns);
         return Err(Failure::Usage(format!(
             "CORPUS: no column has text; its columns: {}",
             if others.is_empty() { "none" } else { &others }
@@ -301,7 +302,7 @@ fn positions_of(teacher: &str) -> Result<Option<usize>, Failure> {
     if let Some(known) = [ENGLISH, MULTILINGUAL].into_iter().find(|known| known.path == teacher) {
         return Ok(Some(known.positions));
     }
-    if teacher.contains("://") {
+    if teacher.contains("://") || teacher.starts_with(['~', '$']) {
         return Ok(None);
     }
     let read = TeacherConfig::read(Path::new(teacher));
