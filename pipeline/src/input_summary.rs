@@ -2,10 +2,10 @@
 //! `stillhouse init` proposes a job from it.
 //!
 //! ```text
-//!   paths ─► the files of each format ─► the format with the most bytes ─► the first rows of a few files ─► columns
+//!   paths ─► their files, by format ─► the format with the most bytes ─► the first rows of a few files ─► columns
 //! ```
 //!
-//! Cost: a listing for each format of tables, and at most 1,000 records of 8 files: these decide the types of columns
+//! Cost: a listing, and at most 1,000 records of 8 files: these decide the types of columns
 //! of JSON and CSV. Of 50 rows a file it keeps the lengths of texts.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +22,7 @@ use stillhouse_schemas::problems::Problems;
 use stillhouse_schemas::spec::{Compression, INPUT_TABLE, Input, InputFormat, JobSpec, OnError};
 
 use crate::error::{ErrorKind, PipelineError, Result};
+use crate::events::{Event, Observer};
 use crate::job::input_store;
 use crate::path_expansion::PathExpander;
 use crate::source::{self, QueryTable};
@@ -87,39 +88,32 @@ impl TextColumn {
 ///
 /// # Errors
 /// If nothing is found, no file has a format that contains text, or a file cannot be read.
-pub fn summarize(paths: &[String], base: &Path) -> Result<InputSummary> {
+pub fn summarize(paths: &[String], base: &Path, observer: &dyn Observer) -> Result<InputSummary> {
     let (names, storages) = (PathExpander::from_environment(), Storages::new());
     let spec = spec_of(paths)?;
     let store = input_store(&spec, &names, &storages)?;
-    let mut by_format = Vec::new();
-    let mut unfound = None;
-    for format in InputFormat::tables() {
-        let input = Input { format: Some(format), ..spec.input.clone() };
-        let paths = InputPaths {
-            input: &input,
-            field: FIELD,
-            base_dir: base,
-            names: &names,
-            endings: source::file_endings(&input),
-        };
-        match list_files(&store, paths, &|_| Ok(()), &mut |_| {}) {
-            Ok(mut files) => {
-                files.retain(|file| source::format_of_file_name(&file.path) == Some(format));
-                if !files.is_empty() {
-                    by_format.push((input, files));
-                }
-            }
-            Err(ListError::Problems(problems)) => unfound = unfound.or(Some(of_corpus(Problems(problems)))),
-            Err(ListError::Store(error)) => return Err(error),
-        }
-    }
+    observer.event(&Event::Preparing { what: "listing the files of the corpus".into() });
+    let input = &spec.input;
+    let paths = InputPaths { input, field: FIELD, base_dir: base, names: &names, endings: source::table_endings() };
+    let files = list_files(&store, paths, &|_| Ok(()), &mut |_| {}).map_err(|e| match e {
+        ListError::Problems(problems) => of_corpus(Problems(problems)).into(),
+        ListError::Store(error) => error,
+    })?;
+    let mut by_format: Vec<(Input, Vec<InputFile>)> = InputFormat::tables()
+        .map(|format| {
+            let of_format = |file: &&InputFile| source::format_of_file_name(&file.path) == Some(format);
+            (Input { format: Some(format), ..input.clone() }, files.iter().filter(of_format).cloned().collect())
+        })
+        .filter(|(_, files): &(_, Vec<_>)| !files.is_empty())
+        .collect();
     by_format.sort_by_key(|(_, files)| std::cmp::Reverse(bytes(files)));
     let mut by_format = by_format.into_iter();
     let Some((input, files)) = by_format.next() else {
-        let endings: Vec<&str> = InputFormat::tables().map(InputFormat::name).collect();
-        let message = format!("none of the files has an ending of a format with text; valid: {}", endings.join(", "));
-        return Err(unfound.map_or_else(|| PipelineError::new(ErrorKind::Usage, message), PipelineError::from));
+        let message =
+            format!("none of the files has an ending of a format with text; valid: {}", source::table_endings());
+        return Err(PipelineError::new(ErrorKind::Usage, message));
     };
+    observer.event(&Event::Preparing { what: "reading the first records of a few files".into() });
     let mut columns = Columns::default();
     for file in evenly_spaced(&files, files.len(), MAX_SAMPLED_FILES) {
         columns.read(&store, &input, file).map_err(|e| PipelineError::source(FIELD, e))?;

@@ -435,7 +435,7 @@ impl Checks<'_> {
                 };
                 match hub::fetch(&reference, purpose, &progress) {
                     Ok(fetched) => return Some((fetched.path, format!("{path} ({})", fetched.commit))),
-                    Err(e) if e.retryable => self.failure = Some(e),
+                    Err(e) if e.retryable => self.failure = Some(e.at(field)),
                     Err(e) => self.push(Problem::new(field, format!("{path:?}"), e.to_string())),
                 }
             }

@@ -5,19 +5,22 @@
 //!   the rows of a sample                                              ─► bytes per token, tokens per second
 //! ```
 //!
-//! Each value has a range: how far the measured parts differ from each other. A corpus that changes beyond these parts
-//! may lie outside of it.
+//! Each value has a 95 % interval, from how far the measured parts differ. It holds if the rest of the corpus is like these
+//! parts, as that of a shuffled corpus is.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::RecordBatch;
+use arrow::array::{RecordBatch, UInt64Array};
+use arrow::error::ArrowError;
 use futures::TryStreamExt;
 use serde::Serialize;
 use stillhouse_input_files::{InputFile, compression, evenly_spaced};
 use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_operators::pack::PackConfig;
+use stillhouse_operators::rows::ListRows;
+use stillhouse_schemas::columns;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 use stillhouse_schemas::spec::{Compression, Input, InputFormat, PackMode, Remainder, TextDocument};
@@ -42,28 +45,43 @@ const SAMPLED_ROWS: u64 = 500;
 /// Tokens after which the part of a split is given up: a document is far larger than the part.
 const MAX_TOKENS: u64 = 2_000_000;
 
-/// A measured value, and the range of the parts that it is measured on.
+/// A measured value with a 95 % interval. The two ends are equal to the value if all was measured, or a single part.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Measured {
     /// The value over all parts.
     pub value: f64,
-    /// The lowest.
+    /// The low end, at least 0.
     pub low: f64,
-    /// The highest.
+    /// The high end.
     pub high: f64,
 }
 
+/// 97.5 % quantiles of Student's t distribution with 1, 2, … degrees of freedom.
+const T_QUANTILES: [f64; 15] =
+    [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131];
+
+/// The 97.5 % quantile of Student's t distribution; within 0.3 % beyond the table.
+fn t_quantile(degrees_of_freedom: usize) -> f64 {
+    let of_table = degrees_of_freedom.checked_sub(1).and_then(|i| T_QUANTILES.get(i));
+    of_table.copied().unwrap_or(1.96 + 2.5 / degrees_of_freedom.max(1) as f64)
+}
+
 impl Measured {
-    /// The ratio of two sums over parts, and the lowest and highest ratio of a part. `None` without parts.
+    /// The ratio of two sums over parts. The interval is that of the ratio estimator for a random sample of parts:
+    /// ± t √(n/(n−1) Σ(aᵢ − r bᵢ)²) / Σbᵢ with n − 1 degrees of freedom. `None` without parts.
     fn ratio(parts: &[(f64, f64)]) -> Option<Self> {
         let parts: Vec<_> = parts.iter().filter(|(_, below)| *below > 0.0).collect();
         let sums = parts.iter().fold((0.0, 0.0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
-        let each = || parts.iter().map(|(above, below)| above / below);
-        (sums.1 > 0.0).then(|| Self {
-            value: sums.0 / sums.1,
-            low: each().fold(f64::INFINITY, f64::min),
-            high: each().fold(0.0, f64::max),
-        })
+        if parts.is_empty() {
+            return None;
+        }
+        let value = sums.0 / sums.1;
+        let squares: f64 = parts.iter().map(|(above, below)| (above - value * below).powi(2)).sum();
+        let half = match parts.len() - 1 {
+            0 => 0.0,
+            freedom => t_quantile(freedom) * (squares * parts.len() as f64 / freedom as f64).sqrt() / sums.1,
+        };
+        Some(Self { value, low: (value - half).max(0.0), high: value + half })
     }
 
     /// The product with an exact number.
@@ -82,9 +100,14 @@ impl Measured {
         Self { value: self.value * other.value, low: self.low * other.low, high: self.high * other.high }
     }
 
-    /// The quotient of two values.
+    /// The quotient of two values. Without a high end if the other may be 0.
     pub fn over(self, other: Self) -> Self {
         Self { value: self.value / other.value, low: self.low / other.high, high: self.high / other.low }
+    }
+
+    /// Half of the interval in relation to the value.
+    pub fn relative_error(self) -> f64 {
+        (self.high - self.low) / 2.0 / self.value
     }
 }
 
@@ -237,8 +260,33 @@ pub struct SampleMeasurements {
     pub devices: usize,
 }
 
-/// Parts of a sample whose bytes per token are compared.
-const PARTS: usize = 4;
+/// Parts of a sample whose bytes per token are compared, at most.
+const MAX_PARTS: usize = 16;
+/// Parts of a single document.
+const PARTS_OF_DOCUMENT: usize = 4;
+
+/// Cuts rows into parts: those that begin in one document, or in a few if there are many; those of a single document into
+/// a few.
+fn parts_of_rows(rows: &[RecordBatch]) -> Result<Vec<&[RecordBatch]>> {
+    let first = |row: &RecordBatch| {
+        let lists = ListRows::from_batch(row, columns::DOCUMENT_IDS)?;
+        let ids = lists.values::<UInt64Array>(columns::DOCUMENT_IDS)?;
+        Ok::<_, ArrowError>(lists.range(0).next().map(|i| ids.value(i)))
+    };
+    let firsts: Vec<Option<u64>> = rows
+        .iter()
+        .map(first)
+        .collect::<std::result::Result<_, _>>()
+        .map_err(|e| PipelineError::caused(ErrorKind::DataSet, "documents of a sample", e))?;
+    let begins: Vec<usize> = (0..rows.len()).filter(|&i| i == 0 || firsts[i] != firsts[i - 1]).collect();
+    if begins.len() < 2 {
+        return Ok(rows.chunks(rows.len().div_ceil(PARTS_OF_DOCUMENT).max(1)).collect());
+    }
+    let together = begins.len().div_ceil(MAX_PARTS);
+    let starts: Vec<usize> = begins.into_iter().step_by(together).collect();
+    let ends = starts.iter().skip(1).copied().chain([rows.len()]);
+    Ok(starts.iter().zip(ends).map(|(&start, end)| &rows[start..end]).collect())
+}
 
 /// Measures rows of a sample. `batches` took these times to come.
 pub(crate) fn sample(
@@ -261,7 +309,7 @@ pub(crate) fn sample(
         return Ok(None);
     }
     // short parts compress less well than the whole, so only their spread counts
-    let parts = single.chunks(single.len().div_ceil(PARTS).max(1));
+    let parts = parts_of_rows(&single)?.into_iter();
     let parts: Vec<(f64, f64)> = parts.map(|part| Ok((bytes(part)?, tokens(part)? as f64))).collect::<Result<_>>()?;
     let value = bytes(rows)? / all as f64;
     let Some(spread) = Measured::ratio(&parts) else { return Ok(None) };
@@ -292,10 +340,43 @@ mod tests {
     fn a_ratio_lies_between_those_of_its_parts() {
         assert_eq!(Measured::ratio(&[]), None);
         assert_eq!(Measured::ratio(&[(3.0, 0.0)]), None);
-        let ratio = Measured::ratio(&[(2.0, 1.0), (9.0, 3.0)]).unwrap();
-        assert_eq!(ratio, Measured { value: 2.75, low: 2.0, high: 3.0 });
-        assert_eq!(ratio.over(ratio), Measured { value: 1.0, low: 2.0 / 3.0, high: 1.5 });
-        assert_eq!(ratio.times(ratio).high, 9.0);
+        assert_eq!(Measured::ratio(&[(6.0, 2.0)]), Some(Measured { value: 3.0, low: 3.0, high: 3.0 }));
+        // values of scipy.stats.t.ppf(0.975, 3) and numpy on the same four pairs
+        let ratio = Measured::ratio(&[(2.0, 1.0), (9.0, 3.0), (5.0, 2.0), (5.0, 2.0)]).unwrap();
+        assert!((ratio.value - 2.625).abs() < 1e-12, "{ratio:?}");
+        assert!((ratio.low - 2.011_94).abs() < 1e-3 && (ratio.high - 3.238_06).abs() < 1e-3, "{ratio:?}");
+        let twice = Measured { value: 2.0, low: 1.0, high: 4.0 };
+        assert_eq!(twice.over(twice), Measured { value: 1.0, low: 0.25, high: 4.0 });
+        assert_eq!((twice.times(twice).high, twice.relative_error()), (16.0, 0.75));
+    }
+
+    /// 32 bits that look random (the finalizer of MurmurHash3).
+    fn spread(i: u32) -> u32 {
+        let i = (i ^ 0x9E37_79B9 ^ (i >> 16)).wrapping_mul(0x85EB_CA6B);
+        let i = (i ^ (i >> 13)).wrapping_mul(0xC2B2_AE35);
+        i ^ (i >> 16)
+    }
+
+    /// Of 2,000 samples of a skewed corpus, about 95 % of the intervals contain the ratio of the whole corpus.
+    #[test]
+    fn intervals_contain_the_ratio_of_the_corpus_as_often_as_they_say() {
+        let corpus: Vec<(f64, f64)> = (0..5000u32)
+            .map(|i| {
+                let uniform = |stream| f64::from(spread(2 * i + stream)) / f64::from(u32::MAX);
+                let length = 100.0 + 900.0 * uniform(0);
+                (length * (20.0 + 20.0 * uniform(1).powi(2)), length)
+            })
+            .collect();
+        let of_all = Measured::ratio(&corpus).unwrap().value;
+        for (size, least) in [(3, 0.92), (8, 0.93), (40, 0.93)] {
+            let chosen = |n: usize| (0..size).map(move |i| (n * 7919 + i * 104_729) % 5000);
+            let inside = |n: &usize| {
+                let found = Measured::ratio(&chosen(*n).map(|i| corpus[i]).collect::<Vec<_>>()).unwrap();
+                found.low <= of_all && of_all <= found.high
+            };
+            let share = (0..2000).filter(inside).count() as f64 / 2000.0;
+            assert!((least..0.99).contains(&share), "{size} documents: {share}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ from typing import Any
 
 from ._order import Order, Share, Steps, steps_of
 from .dataset import Dataset, OpenOptions
+from .info import Info
 from .place import GlobalBatch
 
 State = dict[str, Any]
@@ -63,6 +64,11 @@ class EpochsBase:
     """The state after the last batch given out; None if there was none since the place was set."""
     _batch_option = "batch_size"
     """Name of the attribute that limits a batch, for messages."""
+
+    @property
+    def info(self) -> Info:
+        """The facts of the data set: vocabulary, length, noise, sub-tokens, special tokens."""
+        return self.dataset.info
 
     def state_at(self, epoch: int, position: int) -> State:
         """The state after the rows before this position of the epoch. Plain numbers and strings."""

@@ -5,6 +5,7 @@ a clone of the repository is. A block that cannot run here says why behind its l
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -34,11 +35,18 @@ def blocks(page: str) -> list[Block]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory, demo: pathlib.Path) -> pathlib.Path:
-    """What the pages read of a clone, after `make build` and `make demo`."""
+    """What the pages read of a clone, after `make build`, `make demo` and `stillhouse demo`."""
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "jobs", folder / "jobs")
     (folder / "assets").symlink_to(ROOT / "assets")
-    for link, target in [("target/debug/stillhouse", program()), ("demo-out/demo", demo)]:
+    links = {
+        "target/debug/stillhouse": program(),
+        "demo-out/demo": demo,
+        "stillhouse-demo/data-set": demo,
+        "stillhouse-demo/corpus.jsonl.gz": ROOT / "assets/corpus/sotu-small.jsonl.gz",
+        "stillhouse-demo/teacher": ROOT / "assets/teacher-nano-gpt2",
+    }
+    for link, target in links.items():
         (folder / link).parent.mkdir(parents=True, exist_ok=True)
         (folder / link).symlink_to(target)
     return folder
@@ -52,6 +60,7 @@ def command(folder: pathlib.Path, args: list[str], shown: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_shows_runs(page: str, clone: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(clone)
+    monkeypatch.setenv("PATH", f"{clone / 'target/debug'}:{os.environ['PATH']}")
     names: dict[str, Any] = {}
     for number, block in enumerate(blocks(page)):
         match block:

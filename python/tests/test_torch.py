@@ -56,6 +56,12 @@ def epochs(plain: pathlib.Path) -> list[list[list[int]]]:
     return [[ids(batch) for batch in ds] for _ in range(2)]
 
 
+@pytest.mark.parametrize("kind", [*KINDS, stillhouse.Epochs])
+def test_the_facts_are_those_of_the_data_set(kind: Set, plain: pathlib.Path) -> None:
+    made = dataset(kind, plain)
+    assert made.info == stillhouse.open(plain).info == next(iter(made)).info
+
+
 def test_epochs_are_complete_and_mixed(epochs: list[list[list[int]]], plain: pathlib.Path) -> None:
     rows = stillhouse.open(plain, columns=["sequence_id"])[:]["sequence_id"].tolist()
     for epoch in epochs:

@@ -29,7 +29,8 @@ def tool(*names):
     """A program of the environment of these tests, or of the machine."""
     own = pathlib.Path(sys.executable).parent
     for name in names:
-        if found := shutil.which(name, path=f"{own}:{own.parent}/nginx/usr/sbin") or shutil.which(name):
+        folders = f"{own}:{own.parent}/nginx/usr/sbin:{own.parent}/kubernetes-client/usr/bin"
+        if found := shutil.which(name, path=folders) or shutil.which(name):
             return found
     pytest.skip(f"{names[0]} is not on this machine; scripts/setup-service installs what it can")
 
@@ -179,26 +180,65 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path):
     assert config["shutdown_seconds"] < int(text.partition("TimeoutStopSec=")[2].split()[0])
 
 
-def test_the_cluster_on_kubernetes_is_valid():
-    validated = run(tool("kubernetes-validate"), "--strict", DEPLOY / "cluster.yaml")
-    assert validated.returncode == 0, validated.stdout
-    kinds = [part["kind"] for part in yaml.safe_load_all((DEPLOY / "cluster.yaml").read_text())]
-    assert kinds == ["Deployment", "Service", "NetworkPolicy", "Deployment", "Job"], kinds
-    assert validated.stdout.count("passed") == len(kinds), validated.stdout
+def rendered(folder, tmp_path):
+    """What `kubectl apply -k` sends for a folder of deploy/kubernetes, by kind; each part is valid for the API of Kubernetes."""
+    made = subprocess.run([tool("kubectl"), "kustomize", DEPLOY / "kubernetes" / folder], text=True, capture_output=True)
+    assert made.returncode == 0 and not made.stderr, made.stderr
+    file = tmp_path / f"{folder}.yaml"
+    file.write_text(made.stdout)
+    validated = run(tool("kubernetes-validate"), "--strict", file)
+    parts = list(yaml.safe_load_all(made.stdout))
+    assert validated.returncode == 0 and validated.stdout.count("passed") == len(parts), validated.stdout
+    for part in parts:
+        # no container as root, none that gains rights
+        if pod := part.get("spec", {}).get("template", {}).get("spec"):
+            assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001, part["metadata"]
+            for container in pod["containers"]:
+                assert not container["securityContext"]["allowPrivilegeEscalation"], container["name"]
+    return {part["kind"]: [other for other in parts if other["kind"] == part["kind"]] for part in parts}
 
 
-def test_the_service_on_kubernetes_is_valid(tmp_path):
-    validated = run(tool("kubernetes-validate"), "--strict", DEPLOY / "service.yaml")
-    assert validated.returncode == 0, validated.stdout
-    parts = list(yaml.safe_load_all((DEPLOY / "service.yaml").read_text()))
-    assert [part["kind"] for part in parts] == ["ConfigMap", "StatefulSet", "Service"]
-    assert validated.stdout.count("passed") == len(parts), validated.stdout
+def containers(parts):
+    return [c for part in parts for c in part["spec"]["template"]["spec"]["containers"]]
+
+
+def test_a_cluster_on_kubernetes(tmp_path):
+    parts = rendered("cluster", tmp_path)
+    assert {kind: len(of_kind) for kind, of_kind in parts.items()} == {"Deployment": 2, "Service": 1, "NetworkPolicy": 1}
+    assert {c["image"] for c in containers(parts["Deployment"])} == {"stillhouse:distributed"}
+    run_parts = rendered("run", tmp_path)
+    (configuration,), (job,) = run_parts["ConfigMap"], run_parts["Job"]
+    (container,) = containers([job])
+    assert container["image"] == "stillhouse:distributed"
+    # the run reads the job of this folder, and its scheduler is the service of the cluster
+    assert {"name": "job", "configMap": {"name": configuration["metadata"]["name"]}} in job["spec"]["template"]["spec"]["volumes"]
+    (service,) = parts["Service"]
+    address = f"https://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    assert container["args"] == ["run", "/job/job.yaml", "--scheduler", address]
+    assert all(address in c["args"] for c in containers(parts["Deployment"]) if c["name"] == "executor")
+    # the policy admits the run and the executors
+    (policy,) = parts["NetworkPolicy"]
+    admitted = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"].items()
+    for part in [job, *parts["Deployment"]]:
+        assert admitted <= part["spec"]["template"]["metadata"]["labels"].items()
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(yaml.safe_load(configuration["data"]["job.yaml"]), json.loads((REPO / "jobs/job.schema.json").read_text()))
+
+
+def test_the_service_on_kubernetes(tmp_path):
+    parts = rendered("service", tmp_path)
+    assert {kind: len(of_kind) for kind, of_kind in parts.items()} == {"ConfigMap": 1, "StatefulSet": 1, "Service": 1}
+    (configuration,), (state,) = parts["ConfigMap"], parts["StatefulSet"]
+    version = (REPO / "Cargo.toml").read_text().partition('version = "')[2].partition('"')[0]
+    (container,) = containers([state])
+    assert container["image"] == f"stillhouse:{version}"
+    # a changed configuration has another name, so that the server is started anew
+    named = configuration["metadata"]["name"]
+    assert named.startswith("stillhouse-") and {"name": "configuration", "configMap": {"name": named}} in state["spec"]["template"]["spec"]["volumes"]
     # the probes name a host that the configuration admits, and the state is on the volume
-    configuration = parts[0]["data"]["service.yaml"]
-    (tmp_path / "service.yaml").write_text(configuration)
+    (tmp_path / "service.yaml").write_text(configuration["data"]["service.yaml"])
     checked = run(BINARY, "serve", "--config", tmp_path / "service.yaml", "--check", "--json")
     config = json.loads(checked.stdout)["configuration"]
-    (container,) = parts[1]["spec"]["template"]["spec"]["containers"]
     for probe in ("livenessProbe", "readinessProbe"):
         (host,) = container[probe]["httpGet"]["httpHeaders"]
         assert host["value"] in config["hosts"], host

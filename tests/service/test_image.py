@@ -99,27 +99,9 @@ def test_the_parts_are_those_of_the_specification(image):
     assert (image.root / "etc/ssl/certs/ca-certificates.crt").read_text().count("BEGIN CERTIFICATE") > 100
 
 
-def test_a_job_runs_read_only_as_its_own_user(image, engine):
-    given = image.root / "given"
-    (given / "corpus.txt").write_text("".join(f"line {n} of a text\n" for n in range(200)))
-    words = {"<eos>": 0, "<unk>": 1} | {word: n for n, word in enumerate("line of a text".split(), 2)}
-    tokenizer = {
-        "version": "1.0", "added_tokens": [{"id": 0, "content": "<eos>", "special": True, "single_word": False, "lstrip": False,
-        "rstrip": False, "normalized": False}], "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
-    }
-    (given / "tokenizer.json").write_text(json.dumps(tokenizer))
-    job = {
-        "version": 1, "name": "small", "input": {"format": "text", "paths": ["corpus.txt"]}, "pack": {"length": 16},
-        "tokenizer": {"path": "tokenizer.json", "bos": "<eos>", "eos": "<eos>"}, "partitions": {"views": 2}, "output": {"path": "out"},
-    }
-    (given / "job.yaml").write_text(json.dumps(job))
-    for path in given.iterdir():
-        path.chmod(0o644)
-    code, out = image.run("run", "/var/lib/stillhouse/job.yaml")
-    assert code == 0 and "sequences" in out, out
-    code, out = image.run("run", "/var/lib/stillhouse/job.yaml", "--scheduler", "nowhere:1")
-    assert code == 2, out
+def test_the_demo_runs_read_only_as_its_own_user(image, engine):
+    code, out = image.run("demo", "/var/lib/stillhouse/demo")
+    assert code == 0 and "\npassed\n" in out and "rank" in out, out
 
 
 def test_the_service_answers_from_it(image, engine):

@@ -125,13 +125,10 @@ fn a_corpus_that_is_none_is_one_error() {
     scratch.write("broken.parquet", "PAR1 and nothing else");
     for (corpus, says) in [
         ("nowhere", "CORPUS"),
-        ("empty", "CORPUS"),
-        ("numbers.csv", "no column has text; its columns: a, b"),
-        (
-            "picture.png",
-            "none of the files has an ending of a format with text; valid: jsonl, text, csv, parquet, arrow",
-        ),
-        ("zero.jsonl", "no column has text"),
+        ("empty", ".parquet"),
+        ("numbers.csv", "no column of the csv files has text; their columns: a, b"),
+        ("picture.png", "none of the files has an ending of a format with text; valid: .jsonl, "),
+        ("zero.jsonl", "no column of the jsonl files has text; their columns: none"),
         ("broken.parquet", "broken.parquet"),
     ] {
         let refused = scratch.stillhouse(&["init", corpus]);
@@ -139,4 +136,20 @@ fn a_corpus_that_is_none_is_one_error() {
         assert!(refused.stderr.contains(says), "{corpus}: {}", refused.stderr);
         assert!(!scratch.path("job.yaml").exists(), "{corpus}");
     }
+    for (options, says) in [
+        (["--teacher", "tinny"], "--teacher: tinny: no such file or folder; a model of the hub is hf://org/name"),
+        (["--document", "file"], "--document: got file, valid: nothing, as the files are jsonl"),
+    ] {
+        scratch.write("texts.jsonl", "{\"text\": \"a text\"}\n");
+        let refused = scratch.stillhouse(&[&["init", "texts.jsonl"][..], &options].concat()).expect(2);
+        assert!(refused.stderr.contains(says), "{}", refused.stderr);
+    }
+}
+
+#[test]
+fn the_unit_of_plain_text_is_as_given() {
+    let scratch = Scratch::new();
+    scratch.write("texts.txt", "one line\nanother\n\nand a third\n");
+    let made = scratch.stillhouse(&["init", "texts.txt", "--document", "blank-line", "--job", "-"]).expect(0);
+    assert_shows(&made.stdout, &["  document: blank_line  # as you said\n"]);
 }

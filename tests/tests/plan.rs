@@ -51,7 +51,13 @@ fn a_sample_is_shown_decoded_with_its_noise() {
     let scratch = Scratch::with_corpus(2, 700);
     scratch.job("job.yaml", &job());
     let shown = scratch.stillhouse(&["plan", "job.yaml", "--sample", "1"]).expect(0).stdout;
-    for part in ["1 document,", "Row 0 of data/train-00000-of-00001.parquet", "group 0", "ln p", "Noise blueprints"] {
+    for part in [
+        "in the first 1 document\n",
+        "Row 0 of data/train-00000-of-00001.parquet",
+        "group 0",
+        "ln p",
+        "Noise blueprints",
+    ] {
         assert!(shown.contains(part), "{part:?} is not in:\n{shown}");
     }
     assert!(!scratch.path("out").exists());
@@ -222,11 +228,15 @@ fn a_sample_measures_what_the_job_will_take() {
     {
         assert!(shown.contains(part), "{part:?} is not in:\n{shown}");
     }
+    // what was measured takes the place of the range of all teachers, before the rows
+    assert!(!shown.contains("estimate") && shown.find("Measured\n") < shown.find("Row 0 of"), "{shown}");
     scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
     let (tokens, bytes) = tokens_and_bytes(&scratch.path("out"));
     let measured = &plan["sample"]["measured"];
-    let per_token = measured["bytes_per_token"]["value"].as_f64().unwrap();
-    assert!((per_token / (bytes / tokens) - 1.0).abs() < 0.2, "{measured}, made {}", bytes / tokens);
+    let per_token = |key: &str| measured["bytes_per_token"][key].as_f64().unwrap();
+    let made = bytes / tokens;
+    assert!((per_token("value") / made - 1.0).abs() < 0.2, "{measured}, made {made}");
+    assert!(per_token("low") < made && made < per_token("high"), "{measured}, made {made}");
     assert!(measured["tokens_per_second"]["value"].as_f64().unwrap() > 0.0 && measured["devices"] == 1, "{measured}");
     let wrong = scratch.stillhouse(&["plan", "job.yaml", "--sample", "1", "--dollars-per-hour", "free"]).expect(2);
     wrong.says(&["valid: dollars, such as 2.5"]);

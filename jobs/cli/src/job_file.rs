@@ -55,6 +55,11 @@ impl JobFile {
                 }
                 whole(stdin.lock())
             }
+            false if path.is_dir() => {
+                return Err(usage(&format_args!(
+                    "it is a folder; `stillhouse init {name}` writes a job file for a corpus"
+                )));
+            }
             false => File::open(path).and_then(whole),
         };
         let bytes = bytes.map_err(|e| usage(&e))?;

@@ -132,6 +132,13 @@ impl PipelineError {
         self
     }
 
+    /// Names the field or place that the error belongs to, before its message.
+    #[must_use]
+    pub fn at(mut self, place: &str) -> Self {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
     /// Marks the error as specific to this machine: another machine may have the disk space, the memory or the device.
     #[must_use]
     pub fn machine_specific(self) -> Self {

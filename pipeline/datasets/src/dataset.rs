@@ -60,7 +60,7 @@ impl Dataset {
             let state = if output.exists("_stillhouse/plan.json").await? {
                 "manifest.json is not there: the job is not finished, or it was lost; `stillhouse run` its job file again"
             } else {
-                "not a Stillhouse data set (no manifest.json)"
+                "not a Stillhouse data set (no manifest.json); give the folder that the job's output.path names"
             };
             return Err(PipelineError::new(ErrorKind::DataSet, format!("{shown}: {state}")));
         };

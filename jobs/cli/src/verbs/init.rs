@@ -15,6 +15,7 @@ use self::proposal::{Choice, Given, Proposal};
 use crate::failure::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
+use crate::progress::{Mode, Watch};
 use crate::table::Table;
 use crate::verbs::Threads;
 
@@ -42,6 +43,9 @@ pub struct Args {
     /// Column of the text, such as text or meta.text
     #[arg(long, value_name = "COLUMN")]
     text: Option<String>,
+    /// What one document of plain text is [default: from the sizes of files and lines]
+    #[arg(long, value_enum, value_name = "UNIT")]
+    document: Option<DocumentUnit>,
     /// The teacher: a folder, a .gguf, or hf://org/name
     #[arg(long, value_name = "MODEL", conflicts_with = "no_teacher")]
     teacher: Option<String>,
@@ -64,6 +68,25 @@ pub struct Args {
     threads: Threads,
 }
 
+/// A document of plain text.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum DocumentUnit {
+    Line,
+    BlankLine,
+    File,
+}
+
+impl DocumentUnit {
+    /// The word in the job file.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Line => "line",
+            Self::BlankLine => "blank_line",
+            Self::File => "file",
+        }
+    }
+}
+
 /// Runs the command.
 pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let to_stdout = args.job == Path::new("-");
@@ -71,13 +94,17 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         return Err(exists(&args.job));
     }
     let runtime = args.threads.runtime()?;
+    let watch = Watch::new(printer, Mode::Shown);
     let summary = {
         let _blocking_calls_wait_on = runtime.enter();
-        summarize(&args.corpus, Path::new("."))?
+        summarize(&args.corpus, Path::new("."), &watch)
     };
+    watch.close();
+    let summary = summary?;
     let given = Given {
         corpus: &args.corpus,
         text: args.text.clone(),
+        document: args.document.map(DocumentUnit::name),
         teacher: args.teacher.clone(),
         no_teacher: args.no_teacher,
         tokenizer: args.tokenizer.clone(),
@@ -174,7 +201,7 @@ fn describe(summary: &InputSummary, page: &mut Page) {
         facts.texts(["columns", &format!("{} more with text", units::count(more as u64))]);
     }
     if !summary.other_columns.is_empty() {
-        facts.texts(["columns", &format!("{} (no text)", first_names(&summary.other_columns))]);
+        facts.texts(["columns", &format!("{} (not text)", first_names(&summary.other_columns))]);
     }
     for (format, files) in &summary.other_files {
         facts.texts([

@@ -26,7 +26,7 @@ use stillhouse_pipeline::units;
 const EXAMPLES: &str = "\
 Examples:
   stillhouse plan job.yaml
-  stillhouse plan job.yaml --sample 3       prepares three documents in memory, teacher and all, and shows the rows
+  stillhouse plan job.yaml --sample 3       prepares three documents in memory, teacher and all, and shows the rows, size and time
   stillhouse plan job.yaml --analyze        prepares the first split, throws it away, and shows what each node of the plan did
   stillhouse plan job.yaml --json | jq .splits";
 
@@ -94,13 +94,14 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     if args.json {
         printer.json(&*planned)?;
     } else {
-        let mut page = render(&planned.plan, printer.view());
+        let measured = planned.sample.as_ref().and_then(|sample| sample.measured.as_ref());
+        let mut page = render(&planned.plan, measured.is_some(), printer.view());
+        if let Some(measured) = measured {
+            render_measurements(measured, planned.plan.measured_tokens, args.dollars_per_hour, &mut page);
+        }
         physical_plan(planned.analyzed.as_deref().unwrap_or(&planned.plan.physical_plan), &mut page);
         if let Some(sample) = &planned.sample {
             render_sample(sample, printer.view(), &mut page);
-            if let Some(measured) = &sample.measured {
-                render_measurements(measured, planned.plan.measured_tokens, args.dollars_per_hour, &mut page);
-            }
         }
         printer.page(&page)?;
     }
@@ -142,9 +143,10 @@ const SHOWN_ROWS: usize = 4;
 
 fn render_sample(sample: &Sample, view: View, page: &mut Page) {
     let rows = sample.rows.len() as u64;
-    let mut said = format!("{}, {}", units::counted(sample.documents, "document"), units::counted(rows, "sequence"));
+    let (begin, first) = (if rows == 1 { "begins" } else { "begin" }, units::counted(sample.documents, "document"));
+    let mut said = format!("{} that {begin} in the first {first}", units::counted(rows, "sequence"));
     if sample.cut {
-        said += ", and more of them";
+        said += ", which have more of them";
     }
     for (reason, n) in &sample.skipped {
         said += &format!(", {} skipped ({reason})", units::counted(*n, "record"));
@@ -204,9 +206,15 @@ fn render_measurements(
         }
     }
     page.facts(facts);
-    let basis = "of the first documents, and the first megabyte of a few splits; in parentheses, how far these differ: no bound on the rest";
+    let basis = "of the first documents, and the first megabyte of a few splits; in parentheses, 95 % intervals if the rest is like them";
     page.line(Line::plain("  ").with(Tone::Dim, basis));
+    if sample.bytes_per_token.relative_error() > WIDE {
+        page.line(Line::plain("  ").with(Tone::Dim, "a larger --sample gives narrower intervals"));
+    }
 }
+
+/// Relative error of an estimate above which `plan` advises a larger sample.
+const WIDE: f64 = 0.1;
 
 /// A value with its range, if it has one.
 fn interval(of: Measured, shown: impl Fn(f64) -> String) -> String {
@@ -217,7 +225,7 @@ fn interval(of: Measured, shown: impl Fn(f64) -> String) -> String {
 /// Number of splits to show at each end of a long list.
 const SHOWN_AT_EACH_END: usize = 4;
 
-fn render(plan: &Plan, view: View) -> Page {
+fn render(plan: &Plan, is_measured: bool, view: View) -> Page {
     let mut page = Page::new();
     page.line(Line::new().with(Tone::Strong, &plan.name).with(Tone::Dim, format!("  job {:.12}", plan.job_hash)));
     let mut facts = Table::new("ll");
@@ -236,7 +244,9 @@ fn render(plan: &Plan, view: View) -> Page {
         fact(&name, value.clone());
     }
     fact("splits", split_counts(&plan.splits));
-    fact("estimate", estimate(plan));
+    if !is_measured {
+        fact("estimate", estimate(plan));
+    }
     if let Some(schedule) = &plan.schedule {
         fact("schedule", outlook(schedule));
     }
@@ -367,12 +377,12 @@ fn size(pieces: &[Piece]) -> String {
     }
 }
 
-/// Range of the first piece in its file.
+/// Range of a split in its file. Splits of several files show none, since each file has its own.
 fn range(pieces: &[Piece]) -> String {
-    let (unit, start, end) = match pieces.first().map(|p| p.range) {
-        Some(Range::Bytes { start, end, .. }) => ("bytes", start, end),
-        Some(Range::Rows { start, end }) => ("rows", start, end),
-        None => return String::new(),
+    let [piece] = pieces else { return String::new() };
+    let (unit, start, end) = match piece.range {
+        Range::Bytes { start, end, .. } => ("bytes", start, end),
+        Range::Rows { start, end } => ("rows", start, end),
     };
     format!("{unit} {}–{}", units::count(start), units::count(end))
 }
@@ -431,7 +441,7 @@ mod tests {
 
     #[test]
     fn a_long_plan_shows_both_ends() {
-        insta::assert_snapshot!(render(&plan(42), VIEW).render(false), @r"
+        insta::assert_snapshot!(render(&plan(42), false, VIEW).render(false), @r"
         demo  job 0123456789ab
           path       read → clean → tokenize → pack → extract → shard
           input      1 file, 12.3 MB as stored
@@ -464,7 +474,7 @@ mod tests {
     fn a_query_has_no_splits_yet() {
         let environment = [("~", "/home/ann"), ("CORPUS", "/data/owt")].map(|(k, v)| (k.to_owned(), v.to_owned()));
         let plan = Plan { estimated_tokens: None, estimated_bytes: None, environment: environment.into(), ..plan(0) };
-        insta::assert_snapshot!(render(&plan, VIEW).render(false), @r"
+        insta::assert_snapshot!(render(&plan, false, VIEW).render(false), @r"
         demo  job 0123456789ab
           path       read → clean → tokenize → pack → extract → shard
           input      1 file, 12.3 MB as stored
@@ -481,9 +491,7 @@ mod tests {
     fn rows_of_several_files() {
         let piece = |file: &str| Piece { file: file.into(), range: Range::Rows { start: 0, end: 1000 } };
         let pieces = [piece("a.parquet"), piece("b.parquet")];
-        assert_eq!(
-            [size(&pieces), range(&pieces), file(&pieces)],
-            ["2,000 rows", "rows 0–1,000", "a.parquet and 1 after it"]
-        );
+        assert_eq!([size(&pieces), range(&pieces), file(&pieces)], ["2,000 rows", "", "a.parquet and 1 after it"]);
+        assert_eq!(range(&pieces[..1]), "rows 0–1,000");
     }
 }

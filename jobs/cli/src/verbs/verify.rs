@@ -169,6 +169,12 @@ fn render(found: &Verification, view: View) -> Page {
     }
     if found.passed() {
         page.line(Line::new().with(Tone::Good, "passed"));
+        if found.has_teacher && found.teacher.is_none() {
+            page.line(
+                Line::new()
+                    .with(Tone::Dim, "the teacher's values were not recomputed; --teacher does that for a sample"),
+            );
+        }
         return page;
     }
     let heading = format!("FAILED: {}", units::counted(found.fault_count, "fault"));
@@ -264,7 +270,7 @@ mod tests {
             total_variation_mean: 3.1e-4,
             tolerance: Some(1e-3),
         };
-        let found = Verification { teacher: Some(teacher), ..found() };
+        let found = Verification { teacher: Some(teacher), has_teacher: true, ..found() };
         insta::assert_snapshot!(render(&found, PLAIN).render(false), @r"
         read               3 shards, 1,234 rows, 1,263,616 tokens, 11.5 MB
         teacher            8 sequences, 8,184 tokens recomputed
@@ -273,6 +279,12 @@ mod tests {
         softmax(ξ)         16,368 of 16,368 stored noises within the tolerance of 1e-3
         total variation    largest 9.98e-4, mean 3.10e-4
         passed
+        ");
+        let unchecked = Verification { teacher: None, ..found };
+        insta::assert_snapshot!(render(&unchecked, PLAIN).render(false), @r"
+        read  3 shards, 1,234 rows, 1,263,616 tokens, 11.5 MB
+        passed
+        the teacher's values were not recomputed; --teacher does that for a sample
         ");
     }
 

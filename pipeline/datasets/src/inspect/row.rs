@@ -177,7 +177,7 @@ impl Decoder<'_> {
                 let pieces = self.manifest.splits.iter().find(|s| s.split == split).map(|s| s.pieces.as_slice());
                 let file = match pieces {
                     Some([one]) => one.file.clone(),
-                    Some([first, rest @ ..]) => format!("{} (or one of {} after it)", first.file, rest.len()),
+                    Some([first, rest @ ..]) => format!("one of {} files from {} on", 1 + rest.len(), first.file),
                     _ => String::new(),
                 };
                 DocumentView { offset, document_id: id, record, file }

@@ -54,7 +54,9 @@ pub struct Verification {
     /// Command that repairs missing or damaged files, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mend: Option<String>,
-    /// Result of the teacher's checks.
+    /// Whether a teacher made values of the data set.
+    pub has_teacher: bool,
+    /// Result of the teacher's checks, if requested.
     pub teacher: Option<TeacherCheck>,
     /// The faithfulness report, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -124,7 +126,8 @@ pub struct TeacherCheck {
 /// # Errors
 /// If the data set or the teacher cannot be opened. Faults of the data are in the result.
 pub async fn verify(dataset: &Dataset, options: &VerifyOptions, observer: &dyn Observer) -> Result<Verification> {
-    let mut found = Verification::default();
+    let has_teacher = dataset.manifest().job.extract.is_some();
+    let mut found = Verification { has_teacher, ..Verification::default() };
     shards::check_folder(dataset, &mut found).await?;
     for shard in &dataset.manifest().shards {
         shards::check_shard(dataset, shard, &mut found, observer).await?;

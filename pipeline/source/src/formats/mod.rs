@@ -24,6 +24,8 @@ mod nul;
 #[cfg(test)]
 mod tests;
 
+use std::sync::LazyLock;
+
 use stillhouse_base::source_error::SourceError;
 use stillhouse_input_files::{Cursor, FileEndings, InputFile, Store, compression};
 use stillhouse_schemas::manifest::Range;
@@ -48,6 +50,20 @@ pub fn format_of_file_name(name: &str) -> Option<InputFormat> {
         Format::Numbers => false,
     };
     InputFormat::tables().find(has_ending)
+}
+
+/// Returns the endings of all formats whose files can be tables. A compression ending may follow that of any of them, so a
+/// file that is found needs [`format_of_file_name`].
+pub fn table_endings() -> FileEndings {
+    static ENDINGS: LazyLock<Vec<&str>> = LazyLock::new(|| {
+        let of_format = |format| match for_name(format) {
+            Format::Bytes(format) => format.endings(),
+            Format::Rows(format) => format.endings(),
+            Format::Numbers => &[],
+        };
+        InputFormat::tables().flat_map(of_format).copied().collect()
+    });
+    FileEndings { endings: &ENDINGS, may_be_compressed: true }
 }
 
 /// Returns the endings of the files that a folder of the input stands for.

@@ -43,6 +43,8 @@ const MULTILINGUAL: KnownTeacher = KnownTeacher {
 pub struct Given<'a> {
     pub corpus: &'a [String],
     pub text: Option<String>,
+    /// What one document of plain text is, as the job file says it.
+    pub document: Option<&'static str>,
     pub teacher: Option<String>,
     pub no_teacher: bool,
     pub tokenizer: Option<String>,
@@ -100,6 +102,12 @@ impl<'a> Proposal<'a> {
                 Some(Choice::new(known.path, known.why))
             }
         };
+        if let (Some(unit), format) = (given.document, summary.format)
+            && format != InputFormat::Text
+        {
+            let format = format.name();
+            return Err(Failure::Usage(format!("--document: got {unit}, valid: nothing, as the files are {format}")));
+        }
         let mut made = Self { summary, text, teacher, length: Choice::new("", ""), given };
         made.length = made.fitting_length()?;
         Ok(made)
@@ -237,6 +245,9 @@ impl<'a> Proposal<'a> {
 
     /// The unit of plain text that is a document.
     fn document(&self) -> Choice {
+        if let Some(unit) = self.given.document {
+            return Choice::given(unit);
+        }
         let mean = self.column().map_or(0.0, |column| column.mean_bytes);
         let per_file = self.summary.bytes / self.summary.files.max(1) as u64;
         match self.summary.files {
@@ -272,7 +283,8 @@ fn longest_column(summary: &InputSummary) -> Result<Choice, Failure> {
     let Some(longest) = columns.first() else {
         let others = first_names(&summary.other_columns);
         return Err(Failure::Usage(format!(
-            "CORPUS: no column has text; its columns: {}",
+            "CORPUS: no column of the {} files has text; their columns: {}",
+            summary.format.name(),
             if others.is_empty() { "none" } else { &others }
         )));
     };
@@ -304,6 +316,10 @@ fn positions_of(teacher: &str) -> Result<Option<usize>, Failure> {
     }
     if teacher.contains("://") || teacher.starts_with(['~', '$']) {
         return Ok(None);
+    }
+    if !Path::new(teacher).exists() {
+        let hint = "no such file or folder; a model of the hub is hf://org/name";
+        return Err(Failure::Usage(format!("--teacher: {teacher}: {hint}")));
     }
     let read = TeacherConfig::read(Path::new(teacher));
     read.map(|config| Some(config.max_positions)).map_err(|e| Failure::Usage(format!("--teacher: {teacher}: {e}")))
@@ -362,6 +378,7 @@ mod tests {
         Given {
             corpus,
             text: None,
+            document: None,
             teacher: None,
             no_teacher: false,
             tokenizer: None,
