@@ -229,7 +229,7 @@ fn a_sample_measures_what_the_job_will_take() {
         assert!(shown.contains(part), "{part:?} is not in:\n{shown}");
     }
     // what was measured takes the place of the range of all teachers, before the rows
-    assert!(!shown.contains("estimate") && shown.find("Measured\n") < shown.find("Row 0 of"), "{shown}");
+    assert!(!shown.contains("  estimate  ") && shown.find("Measured\n") < shown.find("Row 0 of"), "{shown}");
     scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
     let (tokens, bytes) = tokens_and_bytes(&scratch.path("out"));
     let measured = &plan["sample"]["measured"];
