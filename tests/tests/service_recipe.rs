@@ -16,7 +16,8 @@ fn blocks(kind: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join("docs/SERVICE.md")).unwrap();
     let (_, recipe) = text.split_once("\n## A recipe: ").expect("docs/SERVICE.md has a recipe");
     let recipe = recipe.split("\n## ").next().unwrap();
-    let begin = format!("```{kind}\n");
+    // what follows the language says that this test runs the block
+    let begin = format!("```{kind} norun: tests/tests/service_recipe.rs runs the recipe\n");
     recipe.split(&begin).skip(1).map(|part| part.split("\n```").next().unwrap().to_owned()).collect()
 }
 
