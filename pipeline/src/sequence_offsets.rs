@@ -55,7 +55,7 @@ fn sequence_weight(spec: &JobSpec) -> Option<f64> {
         (Some(bytes), ..) => Some(bytes as f64),
         (None, Some(numbers), _) => Some(numbers as f64),
         (None, None, Some(_)) => Some(1.0),
-        (None, None, None) => (spec.pack.mode == PackMode::Wrap && spec.sequential().is_none()).then(text),
+        (None, None, None) => (spec.pack.mode != PackMode::Pad && spec.sequential().is_none()).then(text),
     }
 }
 

@@ -18,7 +18,11 @@ from shared_fixtures import ROOT, program
 
 # the others, of benchmarks and experiments, have commands that measure for minutes or days
 DOCS = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/design").glob("*.md")]
-PAGES = ["README.md", "python/README.md", *sorted(str(path.relative_to(ROOT)) for path in DOCS if path.name != "PROOF.md")]
+PAGES = [
+    "README.md",
+    "python/README.md",
+    *sorted(str(path.relative_to(ROOT)) for path in DOCS if path.name != "PROOF.md"),
+]
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = {"sh", "yaml", "python"}
 

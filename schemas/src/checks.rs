@@ -338,7 +338,8 @@ fn generated_text(job: &JobSpec, problems: &mut Vec<Problem>) {
         ));
     };
     if job.pack.mode != PackMode::Pad {
-        wrong("pack.mode", "wrap", "pad, because every text has its own row");
+        let got = if job.pack.mode == PackMode::Wrap { "wrap" } else { "best_fit" };
+        wrong("pack.mode", got, "pad, because every text has its own row");
     }
     if job.pack.boundary != Boundary::BosEos {
         wrong("pack.boundary", "none", "bos_eos, because a text begins after bos");
@@ -409,22 +410,19 @@ fn pack_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
             "boundary bos_eos needs one token between bos and eos; valid: 3 or more",
         ));
     }
-    if pack.mode == PackMode::Pad {
-        if pack.separator == Separator::None && pack.boundary == Boundary::BosEos {
-            problems.push(Problem::missing(
-                "pack.separator",
-                "has no effect with mode pad and boundary bos_eos (the row ends with eos); leave it out",
-            ));
-        }
-        for remainder in job.remainders() {
-            if remainder != Remainder::Drop {
-                problems.push(Problem::missing(
-                    "pack.remainder",
-                    "applies only to mode wrap; with mode pad every document is a row; leave it out",
-                ));
-            }
-        }
+    if pack.mode == PackMode::Pad && pack.separator == Separator::None && pack.boundary == Boundary::BosEos {
+        problems.push(Problem::missing(
+            "pack.separator",
+            "has no effect with mode pad and boundary bos_eos (the row ends with eos); leave it out",
+        ));
     }
+    let why = match pack.mode {
+        PackMode::Wrap => return,
+        PackMode::Pad => "applies only to mode wrap; with mode pad every document is a row; leave it out",
+        PackMode::BestFit => "applies only to mode wrap; with mode best_fit every row is padded; leave it out",
+    };
+    let others = job.remainders().into_iter().filter(|remainder| *remainder != Remainder::Drop);
+    problems.extend(others.map(|_| Problem::missing("pack.remainder", why)));
 }
 
 fn extract_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {

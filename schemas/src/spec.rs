@@ -118,13 +118,14 @@ pub enum TokenizerDifference {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Pack {
-    /// `wrap` concatenates documents and cuts the result; `pad` gives each document its own row.
+    /// `wrap` concatenates documents and cuts the result; `pad` gives each document its own row; `best_fit` puts whole
+    /// documents into rows, each where it leaves the least space.
     #[serde(default)]
     pub mode: PackMode,
     /// Tokens per sequence, L.
     #[schemars(range(min = 2, max = 1_048_576))]
     pub length: u32,
-    /// For `wrap`: the token after every document.
+    /// For `wrap` and `best_fit`: the token after every document.
     #[serde(default)]
     pub separator: Separator,
     /// The tokens at both ends of a sequence.
@@ -144,6 +145,16 @@ pub enum PackMode {
     Wrap,
     /// One document per row, truncated or padded.
     Pad,
+    /// Whole documents in every row, each where it leaves the least space; the rest is padding. A document longer than a
+    /// row fills rows of its own first.
+    BestFit,
+}
+
+impl PackMode {
+    /// Whether rows are filled up with padding.
+    pub fn pads(self) -> bool {
+        self != Self::Wrap
+    }
 }
 
 /// The token after every document.
@@ -312,7 +323,7 @@ impl JobSpec {
 
     /// Whether rows may contain padding, so that the data set has the column `attention_mask`.
     pub fn has_padding(&self) -> bool {
-        self.pack.mode == PackMode::Pad || self.remainders().contains(&Remainder::Pad)
+        self.pack.mode.pads() || self.remainders().contains(&Remainder::Pad)
     }
 
     /// Options of generation; `None` if the teacher does not write the text.

@@ -373,6 +373,27 @@ def repack(corpus, job, manifest):
                 row = [*d[: length - 1], special["eos"]] if pack["separator"] == "eos" else d[:length]
             rows.append(row + [special["pad"]] * (length - len(row)))
         return rows
+    if pack["mode"] == "best_fit":
+        room = length - 2 if ends else length
+        closed, opened = [], []
+        for d in documents:
+            tokens = d + [special["eos"]] if d and pack["separator"] == "eos" else list(d)
+            while len(tokens) >= room:
+                closed.append(tokens[:room])
+                tokens = tokens[room:]
+            if tokens:
+                fitting = [row for row in opened if len(row) + len(tokens) <= room]
+                if not fitting:
+                    fitting = [[]]
+                    opened += fitting
+                row = max(fitting, key=len)  # the first of the fullest
+                row += tokens
+                if len(row) == room:
+                    closed.append(row)
+                    opened = [other for other in opened if other is not row]
+        assert len(opened) <= min(4096, (1 << 22) // length)
+        rows = [[special["bos"], *row, special["eos"]] if ends else row for row in closed + opened]
+        return [row + [special["pad"]] * (length - len(row)) for row in rows]
     stream = [t for d in documents for t in (d + [special["eos"]] if pack["separator"] == "eos" else d)]
     block = length - 2 if ends else length
     for start in range(0, len(stream), block):

@@ -162,7 +162,7 @@ fn success_is_never_nothing() {
         };
         fs::write(scratch.path("in.jsonl"), bytes).unwrap();
         let (format, key) = [("jsonl", "text"), ("jsonl", "body"), ("text", "text"), ("csv", "text")][pick(4)];
-        let mode = ["wrap", "pad"][pick(2)];
+        let mode = ["wrap", "pad", "best_fit"][pick(3)];
         let remainder = if mode == "wrap" { ["drop", "pad", "keep"][pick(3)] } else { "drop" };
         let (split, length) = ([0.001, 1.0][pick(2)], [3, 6, 900][pick(3)]);
         let most = [0.0, 0.01, 0.3, 1.0][pick(4)];

@@ -110,6 +110,14 @@ fn padded_rows() {
 }
 
 #[test]
+fn whole_documents_in_every_row() {
+    for boundary in ["bos_eos", "none"] {
+        let patch = json!({"pack": {"mode": "best_fit", "boundary": boundary}, "extract": {"context": "document"}});
+        check_words(&patch);
+    }
+}
+
+#[test]
 fn a_remainder_that_is_padded() {
     check_words(&json!({"pack": {"remainder": "pad", "boundary": "none"}, "extract": {"context": "document"}}));
 }

@@ -4,6 +4,7 @@
 //!  wrap   d0 d0 d0 | d1 d1 d1 d1 d1 d1 …      documents with a separator after each, joined and cut into blocks
 //!         [B d0 d0 d0 | d1 E] [B d1 d1 d1 d1 E] …    boundary bos_eos: blocks of L − 2 between BOS and EOS
 //!  pad    [B d0 d0 d0 E . .] [B d1 d1 d1 d1 d1 E]     one document per row, truncated or padded
+//!  best_fit  [B d0 d0 d0 | d3 | E] [B d1 d1 d1 d1 E] [B d1 | d2 d2 | E]    whole documents, where they leave the least space
 //! ```
 //!
 //! Mode `wrap` applies MDLM's `_group_texts` (Sahoo et al. 2024) to one split of the input; MDLM applies it to a whole
@@ -24,6 +25,7 @@
 //!
 //! Cost: one copy of the tokens. Memory: `rows_per_batch` rows and one input batch, for documents of any length.
 
+mod best_fit;
 mod invariants;
 mod pad;
 mod rows;
@@ -41,7 +43,7 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec;
 use stillhouse_schemas::spec::{Boundary, PackMode, Remainder, Separator};
 
-use crate::config::{Column, JobContext, OperatorConfig, SpecialIds, rows_per_batch, token_id_bits};
+use crate::config::{Column, JobContext, OperatorConfig, SpecialIds, StatisticKind, rows_per_batch, token_id_bits};
 use crate::document_pieces::{document_name, typed_column, unfinished_document};
 use crate::invariants::{CheckContext, Violation};
 use crate::operator::{Operator, OperatorError, SplitContext};
@@ -53,11 +55,15 @@ pub(crate) use self::invariants::{check_ids, check_tokens};
 pub use segment_breaks::SegmentBreaks;
 
 const NAME: &str = "pack";
+/// Name of the statistic of padding.
+const PADDING: &str = "padding";
+/// Name of the statistic of documents that are cut.
+const CUT_DOCUMENTS: &str = "cut_documents";
 
 /// Configuration of `pack`. Create it with [`PackConfig::new`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackConfig {
-    /// Whether to wrap or pad documents.
+    /// How documents become rows.
     pub mode: PackMode,
     /// Tokens per sequence, L.
     pub length: usize,
@@ -69,7 +75,7 @@ pub struct PackConfig {
     pub bos: Option<u32>,
     /// Last token of a row; required by boundary `bos_eos`.
     pub eos: Option<u32>,
-    /// Padding token; required by mode `pad` and remainder `pad`.
+    /// Padding token; required by the modes `pad` and `best_fit` and by remainder `pad`.
     pub pad: Option<u32>,
     /// Treatment of the last tokens of a split (mode `wrap`).
     pub remainder: Remainder,
@@ -105,7 +111,7 @@ impl PackConfig {
         let has_boundary = pack.boundary == Boundary::BosEos;
         let holdouts = holdouts.into_iter().filter(|(_, remainder)| *remainder != pack.remainder);
         let remainder_by_holdout: BTreeMap<String, Remainder> = holdouts.collect();
-        let some_rows_are_padded = pack.mode == PackMode::Pad
+        let some_rows_are_padded = pack.mode.pads()
             || remainder_by_holdout.values().chain([&pack.remainder]).any(|remainder| *remainder == Remainder::Pad);
         Ok(Self {
             mode: pack.mode,
@@ -164,7 +170,7 @@ impl PackConfig {
         let writer = rows::RowWriter::new(self, context);
         let boundary = self.boundary_tokens()?;
         let remainder = self.remainder_of(&context.dataset_split);
-        let padded = self.mode == PackMode::Pad || remainder == Remainder::Pad;
+        let padded = self.mode.pads() || remainder == Remainder::Pad;
         if padded && !self.has_mask {
             return Err(config_error("has_mask: got false, valid: true where rows may have padding"));
         }
@@ -179,6 +185,7 @@ impl PackConfig {
         let separator = self.separator.map(|id| int32("separator", id)).transpose()?;
         Ok(match (self.mode, pad) {
             (PackMode::Pad, Some(pad)) => Box::new(pad::Pad::new(self, boundary, separator, pad, writer)?),
+            (PackMode::BestFit, Some(pad)) => Box::new(best_fit::BestFit::new(self, boundary, separator, pad, writer)?),
             _ => Box::new(wrap::Wrap::new(self, remainder, boundary, separator, pad.unwrap_or(0), writer)?),
         })
     }
@@ -215,7 +222,7 @@ impl OperatorConfig for PackConfig {
         Column {
             name: columns::ATTENTION_MASK,
             dtype: "fixed list bool",
-            when: "mode `pad`, remainder `pad`",
+            when: "modes `pad` and `best_fit`, remainder `pad`",
             shape: "[L]",
             contract: "true for a token, false for padding, which is at the end",
             meaning: "true where there is a token, false on padding, which is at the end",
@@ -236,6 +243,11 @@ impl OperatorConfig for PackConfig {
             contract: "one id per offset; ascending; segments of one document have the same id",
             meaning: "ids of these documents, in the order of the offsets",
         },
+    ];
+
+    const STATISTICS: &'static [StatisticKind] = &[
+        StatisticKind { name: PADDING, meaning: "Positions of padding" },
+        StatisticKind { name: CUT_DOCUMENTS, meaning: "Documents longer than a row, which are cut" },
     ];
 
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {

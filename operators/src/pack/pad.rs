@@ -1,9 +1,13 @@
 //! Mode `pad`: one document per row, truncated or padded.
 
 use arrow::array::RecordBatch;
+use stillhouse_schemas::manifest::Statistic;
 
 use super::rows::{RowWriter, Segment};
-use super::{BoundaryTokens, PackConfig, SegmentBreaks, config_error, push_tokens, token_pieces, unfinished_document};
+use super::{
+    BoundaryTokens, CUT_DOCUMENTS, PADDING, PackConfig, SegmentBreaks, config_error, push_tokens, token_pieces,
+    unfinished_document,
+};
 use crate::operator::{Emit, Operator, OperatorError};
 
 /// State of mode `pad`.
@@ -69,7 +73,15 @@ impl Pad {
         self.row.extend(self.boundary.map(|boundary| boundary.eos).or(self.separator));
         let valid = self.row.len();
         self.row.resize(self.length, self.pad);
-        self.writer.statistics().lock().dropped_tokens += self.truncated;
+        {
+            let statistics = self.writer.statistics();
+            let mut statistics = statistics.lock();
+            statistics.dropped_tokens += self.truncated;
+            statistics.count(PADDING, Statistic::Sum((self.length - valid) as u64));
+            if self.truncated > 0 {
+                statistics.count(CUT_DOCUMENTS, Statistic::Sum(1));
+            }
+        }
         self.writer.push(&self.row, valid, &self.segments, emit)
     }
 

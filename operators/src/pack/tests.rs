@@ -1,3 +1,5 @@
+mod best_fit;
+
 use arrow::array::{AsArray, BooleanArray, ListArray, UInt64Array};
 use arrow::datatypes::{Int32Type, UInt64Type};
 use proptest::prelude::*;
@@ -21,7 +23,7 @@ fn config(mode: PackMode, length: usize, boundary: Boundary, remainder: Remainde
         remainder_by_holdout: BTreeMap::new(),
         segment_breaks: SegmentBreaks::default(),
         rows: if keep { RowLength::UpTo(length) } else { RowLength::Fixed(length) },
-        has_mask: mode == PackMode::Pad || remainder == Remainder::Pad,
+        has_mask: mode.pads() || remainder == Remainder::Pad,
         rows_per_batch: 3,
     }
 }
@@ -243,6 +245,10 @@ fn configs_that_cannot_work_are_refused() {
         (PackConfig { length: 2, rows: RowLength::Fixed(2), ..good.clone() }, "length: got 2, valid: 3 or more"),
         (
             PackConfig { mode: PackMode::Pad, length: 2, rows: RowLength::Fixed(2), ..good.clone() },
+            "length: got 2, valid: 3",
+        ),
+        (
+            PackConfig { mode: PackMode::BestFit, length: 2, rows: RowLength::Fixed(2), ..good.clone() },
             "length: got 2, valid: 3",
         ),
         (PackConfig { remainder: Remainder::Keep, ..good.clone() }, "rows: got fixed"),

@@ -88,7 +88,7 @@ impl Checks<'_> {
         }
         let pack = &self.spec.pack;
         let bounded = pack.boundary == Boundary::BosEos;
-        let padded = pack.mode == PackMode::Pad || self.spec.remainders().contains(&Remainder::Pad);
+        let padded = self.spec.has_padding();
         let separated = pack.separator == Separator::Eos;
         let needs = [
             (Role::Bos, bounded, "pack.boundary bos_eos"),
