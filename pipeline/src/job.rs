@@ -20,7 +20,7 @@ use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary,
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{
-    Boundary, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, PackMode, Remainder, Separator, TokenizerDifference,
+    Boundary, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, Separator, TokenizerDifference,
 };
 use stillhouse_signals::StoredSignal;
 use stillhouse_teacher::{DeviceChoice, TeacherConfig, TeacherError};
