@@ -150,6 +150,6 @@ fn a_corpus_that_is_none_is_one_error() {
 fn the_unit_of_plain_text_is_as_given() {
     let scratch = Scratch::new();
     scratch.write("texts.txt", "one line\nanother\n\nand a third\n");
-    let made = scratch.stillhouse(&["init", "texts.txt", "--document", "blank-line", "--job", "-"]).expect(0);
+    let made = scratch.stillhouse(&["init", "texts.txt", "--document", "blank_line", "--job", "-"]).expect(0);
     assert_shows(&made.stdout, &["  document: blank_line  # as you said\n"]);
 }

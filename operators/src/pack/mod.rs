@@ -23,7 +23,9 @@
 //! has no token. Special tokens parsed from a text cut its document into several segments with the same id
 //! (`segment_breaks.rs`).
 //!
-//! Cost: one copy of the tokens. Memory: `rows_per_batch` rows and one input batch, for documents of any length.
+//! Cost: one copy of the tokens; for `best_fit` two, and a search in a tree for each document. Memory: `rows_per_batch`
+//! rows and one input batch, for documents of any length; for `best_fit` also the open rows, at most 2^22 tokens and the
+//! segments in them.
 
 mod best_fit;
 mod invariants;

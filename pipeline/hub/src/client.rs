@@ -358,7 +358,10 @@ impl Client {
     /// Describes a request without a response. Shows the host only, because storage URLs are signed.
     fn transport_failure(&self, url: &Url, error: &(dyn Error + 'static)) -> Failure {
         let (why, text) = storage::classify_no_response(error);
-        let message = format!("the hub cannot be reached: {}: {text}; the path of a folder needs no hub", host(url));
+        let message = format!(
+            "the hub cannot be reached: {}: {text}; a folder with the model's files works without it",
+            host(url)
+        );
         match why.is_transient() {
             true => Failure::transient(message),
             false => PipelineError::new(ErrorKind::Model, message).into(),

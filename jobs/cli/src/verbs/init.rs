@@ -70,6 +70,7 @@ pub struct Args {
 
 /// A document of plain text.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
 enum DocumentUnit {
     Line,
     BlankLine,
