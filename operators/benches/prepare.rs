@@ -11,7 +11,9 @@ use arrow::array::{BooleanArray, RecordBatch, StringArray, UInt64Array};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use stillhouse_operators::clean::{CleanConfig, Detokenizer};
 use stillhouse_operators::config::SpecialIds;
-use stillhouse_operators::operator::{Counters, Operator, SharedStatistics, SplitContext, documents_schema};
+use stillhouse_operators::operator::{
+    Counters, FooterEntries, Operator, SharedStatistics, SplitContext, documents_schema,
+};
 use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_operators::pack::PackConfig;
 use stillhouse_operators::tokenize::TokenizeConfig;
@@ -54,6 +56,7 @@ fn context(tokenizer: &str) -> Result<SplitContext, AnyError> {
         vocabulary: Arc::new(vocabulary),
         teacher: None,
         statistics: SharedStatistics::default(),
+        footer: FooterEntries::default(),
         meter: Arc::new(Counters::default()),
     })
 }

@@ -241,17 +241,17 @@ impl JobContext<'_> {
 /// Ids of the special tokens, and which of them the tokenizer may produce from text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpecialIds {
-    ids: BTreeMap<Role, u32>,
+    tokens: BTreeMap<Role, SpecialToken>,
     parsed: BTreeSet<Role>,
 }
 
 impl SpecialIds {
     /// Reads the ids of a vocabulary.
     pub fn from_vocabulary(vocabulary: &Vocabulary) -> Self {
-        let ids = |role: Role| vocabulary.special(role).map(|token| (role, token.id));
+        let token = |role: Role| vocabulary.special(role).map(|token| (role, token.clone()));
         let parsed = |role: &Role| vocabulary.parsed(*role).is_some();
         Self {
-            ids: Role::ALL.into_iter().filter_map(ids).collect(),
+            tokens: Role::ALL.into_iter().filter_map(token).collect(),
             parsed: Role::ALL.into_iter().filter(parsed).collect(),
         }
     }
@@ -259,15 +259,20 @@ impl SpecialIds {
     /// Reads the ids of a finished data set from its manifest, by role. The manifest does not record which special
     /// tokens the tokenizer finds in text. So with `SpecialTokens::Parse` every token may occur.
     pub fn from_manifest(tokens: &BTreeMap<String, SpecialToken>, mode: SpecialTokens) -> Self {
-        let ids = |role: Role| tokens.get(role.name()).map(|token| (role, token.id));
-        let ids: BTreeMap<Role, u32> = Role::ALL.into_iter().filter_map(ids).collect();
-        let parsed = if mode == SpecialTokens::Parse { ids.keys().copied().collect() } else { BTreeSet::new() };
-        Self { ids, parsed }
+        let token = |role: Role| tokens.get(role.name()).map(|token| (role, token.clone()));
+        let tokens: BTreeMap<Role, SpecialToken> = Role::ALL.into_iter().filter_map(token).collect();
+        let parsed = if mode == SpecialTokens::Parse { tokens.keys().copied().collect() } else { BTreeSet::new() };
+        Self { tokens, parsed }
     }
 
     /// Returns the id of a role.
     pub fn id(&self, role: Role) -> Option<u32> {
-        self.ids.get(&role).copied()
+        self.tokens.get(&role).map(|token| token.id)
+    }
+
+    /// Returns the texts of the special tokens, by the names that chat templates know: `bos_token`, ….
+    pub fn template_variables(&self) -> BTreeMap<String, String> {
+        self.tokens.iter().map(|(role, token)| (format!("{role}_token"), token.token.clone())).collect()
     }
 
     /// Returns the id of a role if text that spells the token becomes this id.

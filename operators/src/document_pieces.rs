@@ -1,4 +1,7 @@
-//! Reads batches of document pieces: the typed columns of [`crate::operator::documents_schema`].
+//! Reads batches of document pieces: the typed columns of [`crate::operator::documents_schema`]. [`WholeDocuments`] joins
+//! the pieces of each document, for operators that need all of it.
+
+use std::borrow::Cow;
 
 use arrow::array::{Array, BooleanArray, RecordBatch, StringArray, UInt64Array};
 use arrow::error::ArrowError;
@@ -53,4 +56,84 @@ pub(crate) fn unfinished_document(operator: &'static str, id: u64) -> OperatorEr
         place: document_name(id),
         message: "got no last piece; valid: pieces that follow one another, the last one with `end` true".into(),
     }
+}
+
+/// Joins pieces into whole documents, up to a length. Memory: one document of that length.
+#[derive(Debug)]
+pub(crate) struct WholeDocuments {
+    operator: &'static str,
+    max_bytes: usize,
+    open: Option<OpenDocument>,
+}
+
+/// A document of which more pieces follow.
+#[derive(Debug)]
+struct OpenDocument {
+    id: u64,
+    /// Its text so far; only the beginning once it is too large.
+    text: String,
+    bytes: usize,
+}
+
+/// A document that is complete.
+#[derive(Debug)]
+pub(crate) struct WholeDocument<'a> {
+    pub id: u64,
+    /// Its text; only the beginning if it is too large.
+    pub text: Cow<'a, str>,
+    /// Bytes of its text.
+    pub bytes: usize,
+    /// Whether it has more bytes than allowed.
+    pub is_too_large: bool,
+}
+
+impl WholeDocuments {
+    /// Bytes that are kept of a document that is too large, for messages and samples.
+    const BEGINNING: usize = 1024;
+
+    pub(crate) fn new(operator: &'static str, max_bytes: usize) -> Self {
+        Self { operator, max_bytes, open: None }
+    }
+
+    /// Adds a piece. Returns the document that it completes.
+    ///
+    /// # Errors
+    /// Fails if the piece belongs to another document than the open one.
+    pub(crate) fn add<'a>(&mut self, piece: DocumentPiece<'a>) -> Result<Option<WholeDocument<'a>>, OperatorError> {
+        let DocumentPiece { id, text, end } = piece;
+        let mut open = match self.open.take() {
+            Some(open) if open.id != id => return Err(unfinished_document(self.operator, open.id)),
+            Some(open) => open,
+            None if end => return Ok(Some(self.document(id, text.into(), text.len()))),
+            None => OpenDocument { id, text: String::new(), bytes: 0 },
+        };
+        open.bytes += text.len();
+        if open.bytes <= self.max_bytes {
+            open.text.push_str(text);
+        } else {
+            open.text = beginning(&open.text, Self::BEGINNING).to_owned();
+        }
+        if end {
+            return Ok(Some(self.document(id, open.text.into(), open.bytes)));
+        }
+        self.open = Some(open);
+        Ok(None)
+    }
+
+    fn document<'a>(&self, id: u64, text: Cow<'a, str>, bytes: usize) -> WholeDocument<'a> {
+        WholeDocument { id, text, bytes, is_too_large: bytes > self.max_bytes }
+    }
+
+    /// Checks that no document is open at the end of a split.
+    ///
+    /// # Errors
+    /// Fails if one is.
+    pub(crate) fn finish(&self) -> Result<(), OperatorError> {
+        self.open.as_ref().map_or(Ok(()), |open| Err(unfinished_document(self.operator, open.id)))
+    }
+}
+
+/// Returns at most `bytes` bytes of a text, whole characters.
+pub(crate) fn beginning(text: &str, bytes: usize) -> &str {
+    text.get(..text.floor_char_boundary(bytes)).unwrap_or_default()
 }

@@ -1,7 +1,7 @@
 //! The operators of Stillhouse. Each is one file: a transform from record batch to record batch.
 //!
 //! ```text
-//!   documents ──► clean ──► tokenize ──► pack ──► extract ──► subtokens, partitions ──► (the pipeline writes shards)
+//!   documents ──► clean ──► filter ──► tokenize, chat ──► pack ──► extract ──► subtokens, partitions ──► (the pipeline writes shards)
 //!   [id, text, end]        [id, tokens, end]  [one row = one packed sequence; each step adds columns]
 //!
 //!   images, codes ──► grid ──► subtokens, partitions       [images]: decodes an image's bytes into the numbers of its row
@@ -11,10 +11,13 @@
 //! Operators do not depend on engines, files or tasks: see [`operator::Operator`]. To add one, write a file that
 //! declares it ([`config::OperatorConfig`]) and add a line to [`registry::OPERATORS`].
 
+pub mod chat;
 pub mod clean;
 pub mod config;
 mod document_pieces;
+mod dropped;
 pub mod extract;
+pub mod filter;
 pub mod generate;
 pub mod grid;
 pub mod images;

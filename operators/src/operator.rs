@@ -4,6 +4,7 @@
 //! and keeps those that the operator passes to `emit` until the next node pulls them. What an operator emits per batch
 //! must therefore be bounded by that batch; memory is then bounded by the batches in flight.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -127,7 +128,12 @@ pub fn documents_schema() -> SchemaRef {
     ]))
 }
 
-/// Schema of pieces of tokenized documents: `document_id` uint64, `tokens` list uint32, `end` bool.
+/// Marks a token on which the model is trained, in the column `tokens` and in rows being packed. Ids have 31 bits, so that they
+/// fit the int32 of `input_ids`; all modes of packing move the mark with its token.
+pub const TRAINED: u32 = 1 << 31;
+
+/// Schema of pieces of tokenized documents: `document_id` uint64, `tokens` list uint32, `end` bool. Only tokens of
+/// conversations have the bit [`TRAINED`].
 pub fn tokens_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new("document_id", DataType::UInt64, false),
@@ -151,6 +157,8 @@ pub struct SplitContext {
     pub teacher: Option<Arc<dyn Teacher>>,
     /// Statistics for the shard's record.
     pub statistics: SharedStatistics,
+    /// Entries for the shard's footer.
+    pub footer: FooterEntries,
     /// Receives live counts while the job runs.
     pub meter: Arc<dyn Meter>,
 }
@@ -163,6 +171,24 @@ impl SharedStatistics {
     /// Locks the statistics for reading or adding.
     pub fn lock(&self) -> MutexGuard<'_, Statistics> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Key-value entries of a shard's footer, which the operators of a split add. They describe the shard for a person, such
+/// as samples of dropped documents; what programs need is in the shard's record. Every trainer reads the footer, so an
+/// operator bounds its entry to a few kilobytes.
+#[derive(Debug, Clone, Default)]
+pub struct FooterEntries(Arc<Mutex<BTreeMap<&'static str, String>>>);
+
+impl FooterEntries {
+    /// Sets an entry.
+    pub fn set(&self, key: &'static str, value: String) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, value);
+    }
+
+    /// Returns the entries.
+    pub fn get(&self) -> BTreeMap<&'static str, String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

@@ -19,7 +19,9 @@ use crate::operator_spec::{Factory, OperatorFactory, OperatorSpec, RowChecks};
 /// The operators of Stillhouse, in the order in which they run.
 pub const OPERATORS: &[&dyn OperatorFactory] = &[
     &Factory::<crate::clean::CleanConfig>::ENTRY,
+    &Factory::<crate::filter::FilterConfig>::ENTRY,
     &Factory::<crate::tokenize::TokenizeConfig>::ENTRY,
+    &Factory::<crate::chat::ChatConfig>::ENTRY,
     &Factory::<crate::pack::PackConfig>::ENTRY,
     &Factory::<crate::grid::GridConfig>::ENTRY,
     &Factory::<crate::extract::ExtractConfig>::ENTRY,

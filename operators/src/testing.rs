@@ -8,7 +8,9 @@ use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::Statistics;
 use stillhouse_schemas::spec;
 
-use crate::operator::{Counters, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema};
+use crate::operator::{
+    Counters, FooterEntries, Operator, OperatorError, SharedStatistics, SplitContext, documents_schema,
+};
 use crate::vocabulary::Vocabulary;
 
 /// Returns a path in the repository.
@@ -48,6 +50,7 @@ pub fn context(vocabulary: &Arc<Vocabulary>) -> SplitContext {
         vocabulary: vocabulary.clone(),
         teacher: None,
         statistics: SharedStatistics::default(),
+        footer: FooterEntries::default(),
         meter: Arc::new(Counters::default()),
     }
 }

@@ -265,10 +265,12 @@ fn guard(access: &Access) -> Guard {
     guard.with_redirect_filter(move |url| access.allows_redirect(url))
 }
 
-/// The files of a model or tokenizer that may be opened: the file itself, or the `.json` and `.safetensors` files of
-/// its folder.
+/// The files of a model or tokenizer that may be opened: the file itself, or the `.json`, `.safetensors` and `.jinja` files
+/// of its folder.
 fn model_files(path: &Path) -> Vec<PathBuf> {
-    let wanted = |file: &Path| file.extension().is_some_and(|ending| ending == "json" || ending == "safetensors");
+    let wanted = |file: &Path| {
+        file.extension().is_some_and(|ending| ending == "json" || ending == "safetensors" || ending == "jinja")
+    };
     let Ok(entries) = fs::read_dir(path) else { return vec![path.to_owned()] };
     entries.flatten().map(|entry| entry.path()).filter(|file| wanted(file)).collect()
 }

@@ -53,6 +53,9 @@ pub struct Sample {
     pub cut: bool,
     /// Number of skipped records, by reason.
     pub skipped: BTreeMap<String, u64>,
+    /// Number of documents that filters dropped, by rule and reason.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub dropped: BTreeMap<String, u64>,
     /// V, the vocabulary size.
     pub vocab_size: u64,
     /// Sizes and speed, measured on these rows; `None` without rows.
@@ -84,6 +87,7 @@ pub async fn sample(
         rows: Vec::new(),
         cut: false,
         skipped: BTreeMap::new(),
+        dropped: BTreeMap::new(),
         vocab_size: prepared.vocab_size as u64,
         measured: None,
     };
@@ -204,11 +208,16 @@ impl Sample {
         // a split with fewer documents than requested was read to its end: its documents without a row count as well
         let read = if rows.full { rows.documents.len() as u64 } else { statistics.documents.min(max_documents) };
         if !rows.full {
-            statistics.skipped.into_iter().for_each(|(reason, n)| *self.skipped.entry(reason).or_default() += n);
+            add_counts(&mut self.skipped, statistics.skipped);
+            add_counts(&mut self.dropped, statistics.dropped);
         }
         self.documents += read.min(max_documents);
         Ok(rows.batches)
     }
+}
+
+fn add_counts(sums: &mut BTreeMap<String, u64>, counts: BTreeMap<String, u64>) {
+    counts.into_iter().for_each(|(reason, n)| *sums.entry(reason).or_default() += n);
 }
 
 /// Collects the rows of one split.

@@ -30,7 +30,7 @@ Rows = Union[slice, Sequence[int], Sequence[bool], np.ndarray, "torch.Tensor"]
 """Which rows: a slice, their numbers [b] in any order (negative ones count from the end), or bool [B]."""
 
 DenseColumn = Literal[
-    "sequence_id", "input_ids", "attention_mask", "logprob", "noise_count", "noise", "topk_index", "topk_logprob",
+    "sequence_id", "input_ids", "attention_mask", "loss_mask", "logprob", "noise_count", "noise", "topk_index", "topk_logprob",
     "logz", "entropy", "candidate_logprob", "sampled_count", "top_p_count", "top_p_tail", "hidden_states", "given", "subtokens",
     "partition", "partition_t", "order", "block", "label",
 ]  # fmt: skip
@@ -337,8 +337,8 @@ def _facts_of_tensors() -> Any:
 # columns with values for every position: before it (draws, views) or after it (digits, top-k, layers and components)
 _BEFORE = ("noise_count", "partition")
 _AFTER = (
-    "input_ids", "attention_mask", "logprob", "topk_index", "topk_logprob", "logz", "entropy", "candidate_logprob", "sampled_count",
-    "top_p_count", "top_p_tail", "hidden_states", "subtokens", "order", "block",
+    "input_ids", "attention_mask", "loss_mask", "logprob", "topk_index", "topk_logprob", "logz", "entropy", "candidate_logprob",
+    "sampled_count", "top_p_count", "top_p_tail", "hidden_states", "subtokens", "order", "block",
 )  # fmt: skip
 
 

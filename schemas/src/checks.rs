@@ -19,10 +19,11 @@ use crate::storage::{endpoint_problem, split_url};
 
 /// Runs every check of the built-in keys. `files` are those that sections of operators name.
 pub fn all(job: &JobSpec, files: Vec<SectionFile>) -> Vec<Problem> {
-    let checks: [fn(&JobSpec, &mut Vec<Problem>); 11] = [
+    let checks: [fn(&JobSpec, &mut Vec<Problem>); 12] = [
         engine_combinations,
         endpoints,
         input_combinations,
+        conversations,
         input_tables,
         images::check,
         no_input,
@@ -241,6 +242,38 @@ fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
     if job.output.path.is_empty() {
         problems.push(Problem::new("output.path", "\"\"", "is empty"));
+    }
+}
+
+/// Checks the keys of conversations. The section `chat` checks the other sections.
+fn conversations(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let input = &job.input;
+    let has_section = job.sections.contains("chat");
+    match (&input.messages, has_section) {
+        (Some(_), false) => {
+            problems.push(Problem::missing("chat", "is required with `input.messages`, such as `chat: {}`"));
+        }
+        (None, true) => {
+            let message = "is required with `chat`: the column of the messages, such as `messages: messages`";
+            problems.push(Problem::missing("input.messages", message));
+        }
+        _ => {}
+    }
+    if input.tools.is_some() && input.messages.is_none() {
+        problems.push(Problem::missing("input.tools", "applies only to conversations; set input.messages, too"));
+    }
+    if input.messages.is_some() {
+        let format = input.format();
+        if !matches!(format, InputFormat::Jsonl | InputFormat::Parquet) {
+            let message = "has no lists of messages that this version reads; valid: jsonl, parquet";
+            problems.push(Problem::new("input.format", format.name(), message));
+        }
+        if input.sql.is_some() {
+            problems.push(Problem::missing(
+                "input.sql",
+                "makes text, and conversations are lists; remove it or `messages`",
+            ));
+        }
     }
 }
 

@@ -25,6 +25,8 @@ pub const SEQUENCE_ID: &str = "sequence_id";
 pub const INPUT_IDS: &str = "input_ids";
 /// False at padding positions.
 pub const ATTENTION_MASK: &str = "attention_mask";
+/// True where the model is trained, in conversations.
+pub const LOSS_MASK: &str = "loss_mask";
 /// Offsets in the row at which documents begin.
 pub const DOCUMENT_OFFSETS: &str = "document_offsets";
 /// Ids of the documents, in the order of the offsets.

@@ -237,9 +237,8 @@ pub struct SplitRecord {
     pub place: Option<SequenceRange>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
-fn is_zero(n: &u32) -> bool {
-    *n == 0
+fn is_zero<N: Default + PartialEq>(n: &N) -> bool {
+    *n == N::default()
 }
 
 /// Files that were appended to a finished data set. Their splits follow the existing ones.
@@ -379,6 +378,12 @@ pub struct Statistics {
     /// Records skipped, by reason. Not included in `documents`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub skipped: BTreeMap<String, u64>,
+    /// Documents that filters dropped, by rule and reason. Included in `documents`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dropped: BTreeMap<String, u64>,
+    /// Bytes of text that filters removed: dropped documents, and what rules cut from kept ones. Included in `text_bytes`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub filtered_bytes: u64,
     /// Documents without tokens. They are counted as read, but contribute at most a separator to a sequence.
     #[serde(default)]
     pub empty_documents: u64,
@@ -411,6 +416,27 @@ pub struct Statistics {
     pub operators: BTreeMap<String, Statistic>,
 }
 
+/// Reason for a record that is no conversation, or that the chat template rejects. `input.max_skipped` bounds their number.
+pub const BAD_CONVERSATION: &str = "chat.bad_conversation";
+
+/// Key of a shard's footer with samples of the documents that filters dropped: an object of lists of [`DroppedDocument`] by
+/// rule and reason. Shards of splits without such documents do not have it.
+pub const DROPPED_DOCUMENTS: &str = "stillhouse.dropped_documents";
+
+/// A sample of the documents that filters dropped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DroppedDocument {
+    /// Id of the document.
+    pub document_id: u64,
+    /// Bytes of its text after cleaning.
+    pub bytes: u64,
+    /// The beginning of its text.
+    pub text: String,
+    /// What is wrong with it, where the reason alone does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
 /// A statistic of an operator, with the rule for merging two values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -439,6 +465,10 @@ impl Statistics {
         for (reason, n) in &other.skipped {
             *self.skipped.entry(reason.clone()).or_default() += n;
         }
+        for (reason, n) in &other.dropped {
+            *self.dropped.entry(reason.clone()).or_default() += n;
+        }
+        self.filtered_bytes += other.filtered_bytes;
         self.empty_documents += other.empty_documents;
         self.text_bytes += other.text_bytes;
         self.text_tokens += other.text_tokens;
@@ -470,6 +500,22 @@ impl Statistics {
     /// Number of skipped records, over all reasons.
     pub fn records_skipped(&self) -> u64 {
         self.skipped.values().sum()
+    }
+
+    /// Number of documents that filters dropped, over all reasons.
+    pub fn documents_dropped(&self) -> u64 {
+        self.dropped.values().sum()
+    }
+
+    /// Records that could not be used, by reason: those that the reader skipped, and bad conversations.
+    pub fn bad_records(&self) -> BTreeMap<String, u64> {
+        let conversations = self.dropped.iter().filter(|(reason, _)| *reason == BAD_CONVERSATION);
+        self.skipped.iter().chain(conversations).map(|(reason, n)| (reason.clone(), *n)).collect()
+    }
+
+    /// Number of documents that filters kept.
+    pub fn documents_kept(&self) -> u64 {
+        self.documents.saturating_sub(self.documents_dropped())
     }
 
     /// Number of input records: documents and skipped records.

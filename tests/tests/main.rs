@@ -30,6 +30,7 @@ mod cluster_tls;
 #[cfg(feature = "distributed")]
 mod cluster_trust;
 mod compatibility;
+mod corpora;
 mod corrupt;
 mod demo;
 mod derive;

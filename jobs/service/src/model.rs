@@ -354,6 +354,9 @@ pub struct ResultView {
     // an earlier version of the service stored none of these
     #[serde(default)]
     pub documents: u64,
+    /// Documents that filters dropped, by rule and reason; `documents` counts them.
+    #[serde(default)]
+    pub dropped: BTreeMap<String, u64>,
     /// Documents that produced no token.
     #[serde(default)]
     pub empty_documents: u64,
@@ -368,14 +371,15 @@ pub struct ResultView {
     pub dropped_tokens: u64,
 }
 
-/// Most skip reasons of a worker's report that the service stores.
+/// Most reasons of each kind of a worker's report that the service stores.
 const MAX_REASONS: usize = 100;
 
 impl ResultView {
     /// The result of a successful attempt.
     pub fn new([rows, tokens, bytes]: [u64; 3], seconds: f64, already_done: bool, went_in: InputCounts) -> Self {
-        let InputCounts { documents, empty_documents, skipped, text_tokens, dropped_tokens } = went_in;
-        let skipped = skipped.into_iter().take(MAX_REASONS).collect();
+        let InputCounts { documents, dropped, empty_documents, skipped, text_tokens, dropped_tokens } = went_in;
+        let first = |counts: BTreeMap<String, u64>| counts.into_iter().take(MAX_REASONS).collect();
+        let (dropped, skipped) = (first(dropped), first(skipped));
         Self {
             rows,
             tokens,
@@ -383,6 +387,7 @@ impl ResultView {
             seconds,
             already_done,
             documents,
+            dropped,
             empty_documents,
             skipped,
             text_tokens,
@@ -473,7 +478,7 @@ pub enum EventType {
     SplitStarted,
     /// `{split, shard, rows, tokens, bytes}`: a split was committed.
     SplitCommitted,
-    /// `{output, job_hash, rows, tokens, bytes, seconds, already_done, documents, empty_documents, skipped,
+    /// `{output, job_hash, rows, tokens, bytes, seconds, already_done, documents, dropped, empty_documents, skipped,
     /// text_tokens, dropped_tokens}`: the data set is complete.
     Finished,
     /// The job's `progress`; sent only live and without a number.

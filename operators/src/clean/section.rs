@@ -44,9 +44,16 @@ impl Section for CleanSection {
 
     /// Rules for text do not apply to numbers.
     fn check(&self, job: &JobSpec, problems: &mut Vec<Problem>) {
-        if job.input.is_rows() && *self != Self::default() {
+        if *self == Self::default() {
+            return;
+        }
+        if job.input.is_rows() {
             let format = job.input.format().name();
             problems.push(Problem::missing(Self::KEY, format!("cleans text; leave it out with `format: {format}`")));
+        }
+        if job.input.messages.is_some() {
+            problems
+                .push(Problem::missing(Self::KEY, "cleans text; leave it out with conversations (`input.messages`)"));
         }
     }
 }

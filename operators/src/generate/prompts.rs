@@ -134,7 +134,7 @@ impl Prompts {
 
 impl Operator for Prompts {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        for piece in token_pieces(batch)? {
+        for piece in token_pieces(batch, false)? {
             self.add_piece(&piece)?;
             if self.document.is_none() && self.lengths.len() >= ROWS_PER_BATCH {
                 self.flush(emit)?;

@@ -107,7 +107,7 @@ impl BestFit {
             while !rest.is_empty() {
                 self.ensure_segment();
                 let (now, later) = rest.split_at(rest.len().min(self.capacity - self.part.len()));
-                push_tokens(&mut self.part, now, document)?;
+                push_tokens(&mut self.part, now);
                 self.end_full_part(document, emit)?;
                 rest = later;
             }
@@ -193,7 +193,7 @@ impl BestFit {
 
 impl Operator for BestFit {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        for piece in token_pieces(batch)? {
+        for piece in token_pieces(batch, self.writer.has_loss_mask())? {
             if let Some(open) = self.document.filter(|&open| open != piece.id) {
                 return Err(unfinished_document(super::NAME, open));
             }

@@ -17,6 +17,9 @@ pub(super) fn check(
 ) -> Result<(), ArrowError> {
     check_ids(batch, context, violations)?;
     check_tokens(batch, context, violations)?;
+    if config.has_loss_mask {
+        check_loss_mask(batch, violations)?;
+    }
     check_documents(config, batch, violations)
 }
 
@@ -82,6 +85,22 @@ pub(crate) fn check_tokens(
                     format!("attention_mask has {} values for {} tokens", range.len(), rows.range(row).len()),
                 ));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the model is trained on tokens alone, not on padding.
+fn check_loss_mask(batch: &RecordBatch, violations: &mut Vec<Violation>) -> Result<(), ArrowError> {
+    let trained = ListRows::from_batch(batch, columns::LOSS_MASK)?;
+    let values = trained.values::<BooleanArray>(columns::LOSS_MASK)?;
+    let Some(mask) = batch.column_by_name(columns::ATTENTION_MASK) else { return Ok(()) };
+    let mask = ListRows::new(columns::ATTENTION_MASK, mask)?;
+    let is_token = mask.values::<BooleanArray>(columns::ATTENTION_MASK)?;
+    for row in 0..trained.len() {
+        let pairs = trained.range(row).zip(mask.range(row));
+        if let Some(at) = pairs.map(|(a, b)| values.value(a) && !is_token.value(b)).position(|wrong| wrong) {
+            violations.push(Violation::new(row, format!("loss_mask is true at position {at}, which is padding")));
         }
     }
     Ok(())

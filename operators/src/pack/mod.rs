@@ -16,6 +16,7 @@
 //! | `sequence_id` | uint64 | split and row number |
 //! | `input_ids` | int32 \[L\] | token ids |
 //! | `attention_mask` | bool \[L\] | false on padding only; present if rows of the data set may have padding |
+//! | `loss_mask` | bool \[L\] | true where the model is trained; present in data sets of conversations |
 //! | `document_offsets`, `document_ids` | int32, uint64 \[*\] | where documents begin, and their ids |
 //!
 //! The offsets begin with 0 and cut the row into segments. BOS belongs to the first document of the row, the last EOS
@@ -42,13 +43,15 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use stillhouse_schemas::columns::{self, RowLength};
 use stillhouse_schemas::problems::Problem;
+use stillhouse_schemas::sections::Section;
 use stillhouse_schemas::spec;
 use stillhouse_schemas::spec::{Boundary, PackMode, Remainder, Separator};
 
+use crate::chat::ChatSection;
 use crate::config::{Column, JobContext, OperatorConfig, SpecialIds, StatisticKind, rows_per_batch, token_id_bits};
 use crate::document_pieces::{document_name, typed_column, unfinished_document};
 use crate::invariants::{CheckContext, Violation};
-use crate::operator::{Operator, OperatorError, SplitContext};
+use crate::operator::{Operator, OperatorError, SplitContext, TRAINED};
 use crate::rows::ListRows;
 use crate::vocabulary::Role;
 
@@ -89,6 +92,8 @@ pub struct PackConfig {
     pub rows: RowLength,
     /// Whether the data set has the column `attention_mask`.
     pub has_mask: bool,
+    /// Whether the data set has the column `loss_mask`: its tokens may have the bit [`TRAINED`].
+    pub has_loss_mask: bool,
     /// Rows per output batch.
     pub rows_per_batch: usize,
 }
@@ -128,6 +133,7 @@ impl PackConfig {
             segment_breaks: SegmentBreaks::from_special_ids(special_ids),
             rows,
             has_mask,
+            has_loss_mask: false,
             rows_per_batch,
         })
     }
@@ -141,7 +147,13 @@ impl PackConfig {
         let holdouts = spec.input.holdout.keys().map(|name| (name.clone(), spec.remainder_of(name)));
         let batch = rows_per_batch(spec);
         let made = Self::new(&spec.pack, holdouts, context.rows(), spec.has_padding(), batch, &context.special_ids);
-        made.map_err(|missing| Problem::missing(format!("tokenizer.{}", missing.role), missing.to_string()))
+        let config =
+            made.map_err(|missing| Problem::missing(format!("tokenizer.{}", missing.role), missing.to_string()))?;
+        // a conversation is one segment: the special tokens of its template are no ends of documents
+        Ok(match spec.sections.contains(ChatSection::KEY) {
+            true => Self { has_loss_mask: true, segment_breaks: SegmentBreaks::default(), ..config },
+            false => config,
+        })
     }
 
     /// Returns the remainder rule of a data set split: `train`, or the name of a holdout.
@@ -153,15 +165,18 @@ impl PackConfig {
     pub fn schema(&self) -> SchemaRef {
         let mut fields = vec![columns::sequence_id(), self.rows.field(columns::INPUT_IDS, DataType::Int32, None, None)];
         if self.has_mask {
-            fields.push(self.mask_field());
+            fields.push(self.bool_field(columns::ATTENTION_MASK));
+        }
+        if self.has_loss_mask {
+            fields.push(self.bool_field(columns::LOSS_MASK));
         }
         fields.push(columns::list_field(columns::DOCUMENT_OFFSETS, DataType::Int32));
         fields.push(columns::list_field(columns::DOCUMENT_IDS, DataType::UInt64));
         Arc::new(Schema::new(fields))
     }
 
-    fn mask_field(&self) -> Field {
-        self.rows.field(columns::ATTENTION_MASK, DataType::Boolean, None, None)
+    fn bool_field(&self, name: &str) -> Field {
+        self.rows.field(name, DataType::Boolean, None, None)
     }
 
     /// Builds the operator for one split.
@@ -228,6 +243,14 @@ impl OperatorConfig for PackConfig {
             shape: "[L]",
             contract: "true for a token, false for padding, which is at the end",
             meaning: "true where there is a token, false on padding, which is at the end",
+        },
+        Column {
+            name: columns::LOSS_MASK,
+            dtype: "fixed list bool",
+            when: "`chat`",
+            shape: "[L]",
+            contract: "true where the model is trained, false on prompts and padding",
+            meaning: "true where the model is trained: what the assistant says, to the end of its turn",
         },
         Column {
             name: columns::DOCUMENT_OFFSETS,
@@ -316,13 +339,27 @@ pub(crate) struct TokenPiece<'a> {
     pub end: bool,
 }
 
-pub(crate) fn token_pieces(batch: &RecordBatch) -> Result<impl Iterator<Item = TokenPiece<'_>>, OperatorError> {
+/// Returns the pieces of a batch, in order. Only with `may_be_marked` may tokens have the bit [`TRAINED`].
+pub(crate) fn token_pieces(
+    batch: &RecordBatch,
+    may_be_marked: bool,
+) -> Result<impl Iterator<Item = TokenPiece<'_>>, OperatorError> {
     let arrow = OperatorError::arrow(NAME);
     let ids: &UInt64Array = typed_column(batch, "document_id", NAME)?;
     let ends: &BooleanArray = typed_column(batch, "end", NAME)?;
     let lists = ListRows::from_batch(batch, "tokens").map_err(&arrow)?;
     let tokens: &UInt32Array = lists.values("tokens").map_err(&arrow)?;
     let tokens: &[u32] = tokens.values();
+    if !may_be_marked && tokens.iter().any(|token| token & TRAINED != 0) {
+        let is_too_large = |token: &&u32| **token & TRAINED != 0;
+        let found = (0..lists.len()).find_map(|i| Some((i, tokens[lists.range(i)].iter().find(is_too_large)?)));
+        let (row, token) = found.unwrap_or((0, &TRAINED));
+        return Err(OperatorError::Data {
+            operator: NAME,
+            place: document_name(ids.value(row)),
+            message: format!("got token id {token}, valid: ids up to {}", i32::MAX),
+        });
+    }
     Ok((0..lists.len()).map(move |i| TokenPiece {
         id: ids.value(i),
         tokens: &tokens[lists.range(i)],
@@ -330,17 +367,9 @@ pub(crate) fn token_pieces(batch: &RecordBatch) -> Result<impl Iterator<Item = T
     }))
 }
 
-/// Appends token ids to a row.
-fn push_tokens(row: &mut Vec<i32>, tokens: &[u32], document: u64) -> Result<(), OperatorError> {
-    row.reserve(tokens.len());
-    for &token in tokens {
-        row.push(i32::try_from(token).map_err(|_| OperatorError::Data {
-            operator: NAME,
-            place: document_name(document),
-            message: format!("got token id {token}, valid: ids up to {}", i32::MAX),
-        })?);
-    }
-    Ok(())
+/// Appends tokens, with their marks, to a row.
+fn push_tokens(row: &mut Vec<i32>, tokens: &[u32]) {
+    row.extend(tokens.iter().map(|token| token.cast_signed()));
 }
 
 #[cfg(test)]

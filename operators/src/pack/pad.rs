@@ -92,7 +92,7 @@ impl Pad {
                 let offset = if self.segments.is_empty() { 0 } else { self.row.len() };
                 self.segments.push(Segment { offset, document });
             }
-            push_tokens(&mut self.row, run.tokens, document)?;
+            push_tokens(&mut self.row, run.tokens);
             self.continues_segment = !run.ends_segment;
         }
         self.truncated += (tokens.len() - taken) as u64;
@@ -102,7 +102,7 @@ impl Pad {
 
 impl Operator for Pad {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        for piece in token_pieces(batch)? {
+        for piece in token_pieces(batch, self.writer.has_loss_mask())? {
             match self.document {
                 Some(open) if open != piece.id => return Err(unfinished_document(super::NAME, open)),
                 Some(_) => {}

@@ -8,7 +8,7 @@ use stillhouse_schemas::columns;
 use stillhouse_schemas::ids::SplitId;
 
 use super::{NAME, PackConfig};
-use crate::operator::{Emit, Measure, Meter, OperatorError, SharedStatistics, SplitContext};
+use crate::operator::{Emit, Measure, Meter, OperatorError, SharedStatistics, SplitContext, TRAINED};
 use crate::rows::list_column;
 
 /// The offset in a row at which a document begins, and the document's id.
@@ -32,6 +32,7 @@ pub(super) struct RowWriter {
     valid: Vec<usize>,
     segments: Vec<Segment>,
     segment_counts: Vec<usize>,
+    has_loss_mask: bool,
     statistics: SharedStatistics,
     meter: Arc<dyn Meter>,
 }
@@ -48,9 +49,15 @@ impl RowWriter {
             valid: Vec::new(),
             segments: Vec::new(),
             segment_counts: Vec::new(),
+            has_loss_mask: config.has_loss_mask,
             statistics: context.statistics.clone(),
             meter: context.meter.clone(),
         }
+    }
+
+    /// Whether tokens may have the mark [`TRAINED`].
+    pub(super) fn has_loss_mask(&self) -> bool {
+        self.has_loss_mask
     }
 
     pub(super) fn statistics(&self) -> &SharedStatistics {
@@ -96,13 +103,19 @@ impl RowWriter {
         let counts = std::mem::take(&mut self.segment_counts);
         let segments = std::mem::take(&mut self.segments);
         let valid = std::mem::take(&mut self.valid);
+        let mut ids = std::mem::take(&mut self.ids);
+        let mut loss_mask = BooleanArray::new_null(0);
+        if self.has_loss_mask {
+            loss_mask = ids.iter().map(|id| Some(id.cast_unsigned() & TRAINED != 0)).collect();
+            ids.iter_mut().for_each(|id| *id &= !TRAINED.cast_signed());
+        }
         let columns = self.schema.fields().iter().map(|field| -> Result<ArrayRef, _> {
             match field.name().as_str() {
                 columns::SEQUENCE_ID => {
                     Ok(Arc::new(UInt64Array::from_iter_values(rows.clone().map(|row| self.split.sequence(row).0))))
                 }
                 columns::INPUT_IDS => {
-                    list_column(field, Arc::new(Int32Array::from(std::mem::take(&mut self.ids))), &lengths)
+                    list_column(field, Arc::new(Int32Array::from(std::mem::take(&mut ids))), &lengths)
                 }
                 columns::ATTENTION_MASK => {
                     let mask = lengths
@@ -111,6 +124,7 @@ impl RowWriter {
                         .flat_map(|(&length, &valid)| (0..length).map(move |i| Some(i < valid)));
                     list_column(field, Arc::new(mask.collect::<BooleanArray>()), &lengths)
                 }
+                columns::LOSS_MASK => list_column(field, Arc::new(loss_mask.clone()), &lengths),
                 columns::DOCUMENT_OFFSETS => {
                     let offsets = Int32Array::from_iter_values(segments.iter().map(|segment| segment.offset as i32));
                     list_column(field, Arc::new(offsets), &counts)

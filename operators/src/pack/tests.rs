@@ -24,6 +24,7 @@ fn config(mode: PackMode, length: usize, boundary: Boundary, remainder: Remainde
         segment_breaks: SegmentBreaks::default(),
         rows: if keep { RowLength::UpTo(length) } else { RowLength::Fixed(length) },
         has_mask: mode.pads() || remainder == Remainder::Pad,
+        has_loss_mask: false,
         rows_per_batch: 3,
     }
 }
@@ -433,5 +434,28 @@ proptest! {
             prop_assert_eq!(&row.offsets, &offsets);
             prop_assert_eq!(&row.documents, &starts.iter().map(|&i| block[i].1.0).collect::<Vec<_>>());
         }
+    }
+}
+
+#[test]
+fn the_mark_of_a_token_becomes_its_loss_mask_in_every_mode() {
+    let documents = [vec![1 | TRAINED, 2, 3 | TRAINED], vec![4, 5 | TRAINED], vec![6 | TRAINED; 7]];
+    for mode in [PackMode::Wrap, PackMode::Pad, PackMode::BestFit] {
+        let config = PackConfig { has_loss_mask: true, ..config(mode, 6, Boundary::BosEos, Remainder::Pad) };
+        let plain = PackConfig { has_loss_mask: false, has_mask: config.has_mask, ..config.clone() };
+        let unmarked: Vec<Vec<u32>> =
+            documents.iter().map(|tokens| tokens.iter().map(|token| token & !TRAINED).collect()).collect();
+        let (expected, _) = pack(&plain, &[whole(&unmarked)]);
+        let mut operator = config.build(&context(&gpt2())).unwrap();
+        let batches = drive(operator.as_mut(), &[whole(&documents)]).unwrap();
+        assert_eq!(rows(&batches, &config), expected, "{mode:?}");
+        let masks = batches.iter().flat_map(|batch| {
+            let lists = ListRows::from_batch(batch, columns::LOSS_MASK).unwrap();
+            let values = lists.values::<BooleanArray>("x").unwrap();
+            (0..lists.len()).map(|i| lists.range(i).map(|k| values.value(k)).collect::<Vec<_>>()).collect::<Vec<_>>()
+        });
+        let is_trained = |token: &i32| matches!(token, 1 | 3 | 5 | 6);
+        let expected: Vec<Vec<bool>> = expected.iter().map(|row| row.tokens.iter().map(is_trained).collect()).collect();
+        assert_eq!(masks.collect::<Vec<_>>(), expected, "{mode:?}");
     }
 }

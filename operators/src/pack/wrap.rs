@@ -95,7 +95,7 @@ impl Wrap {
         while !tokens.is_empty() {
             self.ensure_segment(document);
             let (now, later) = tokens.split_at(tokens.len().min(self.full_length - self.row.len()));
-            push_tokens(&mut self.row, now, document)?;
+            push_tokens(&mut self.row, now);
             self.end_full_row(emit)?;
             tokens = later;
         }
@@ -115,7 +115,7 @@ impl Wrap {
 
 impl Operator for Wrap {
     fn process(&mut self, batch: &RecordBatch, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
-        for piece in token_pieces(batch)? {
+        for piece in token_pieces(batch, self.writer.has_loss_mask())? {
             if let Some(open) = self.document.filter(|&open| open != piece.id) {
                 return Err(unfinished_document(super::NAME, open));
             }

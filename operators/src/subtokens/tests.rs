@@ -238,7 +238,7 @@ fn permutations_are_read_as_numpy_and_json_write_them() {
     let beside = config.sidecar_files();
     assert_eq!(
         beside.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
-        crate::registry::sidecar_files().collect::<Vec<_>>()
+        <SubtokensConfig as crate::config::OperatorConfig>::SIDECAR_FILES
     );
     assert_eq!(values(&beside[0].1, "<i4", "7,").len(), 28);
     assert_eq!(files::parse_numbers(&beside[0].1).unwrap(), [5, 0, 4, 6, 1, 2, 3]);

@@ -47,7 +47,7 @@ impl OperatorConfig for TokenizeConfig {
     const NAME: &'static str = NAME;
 
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
-        let text = !context.spec.input.is_rows();
+        let text = !context.spec.input.is_rows() && context.spec.input.messages.is_none();
         Ok(text.then_some(Self { piece_bytes: context.spec.input.piece_kilobytes as usize * 1000 }))
     }
 

@@ -70,7 +70,7 @@ fn well_known(role: Role) -> &'static [&'static str] {
     }
 }
 
-fn read_object(path: &Path) -> Result<Option<Value>, VocabularyError> {
+pub(super) fn read_object(path: &Path) -> Result<Option<Value>, VocabularyError> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),

@@ -38,6 +38,8 @@ pub struct GgufTokenizer {
     pub eos_token_id: Option<u32>,
     /// Whether the model expects a BOS token before every text (`tokenizer.ggml.add_bos_token`).
     pub add_bos: bool,
+    /// The Jinja source of `tokenizer.chat_template`.
+    pub chat_template: Option<String>,
 }
 
 /// The tokens of a GGUF file's vocabulary, for any kind of tokenizer.
@@ -87,6 +89,7 @@ pub fn gguf_tokenizer(path: &Path) -> Result<GgufTokenizer> {
         bos_token_id: gguf.token("tokenizer.ggml.bos_token_id"),
         eos_token_id: gguf.token("tokenizer.ggml.eos_token_id"),
         add_bos: gguf.value("tokenizer.ggml.add_bos_token").and_then(|flag| flag.to_bool().ok()).unwrap_or(false),
+        chat_template: gguf.text("tokenizer.chat_template").map(str::to_owned),
     })
 }
 

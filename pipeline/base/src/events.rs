@@ -127,6 +127,8 @@ pub enum Event {
 pub struct InputCounts {
     /// Documents read.
     pub documents: u64,
+    /// Those documents that filters dropped, by rule and reason.
+    pub dropped: BTreeMap<String, u64>,
     /// Those documents that yielded no token.
     pub empty_documents: u64,
     /// Records skipped, by reason; not included in `documents`.
@@ -141,6 +143,7 @@ impl From<&Statistics> for InputCounts {
     fn from(s: &Statistics) -> Self {
         Self {
             documents: s.documents,
+            dropped: s.dropped.clone(),
             empty_documents: s.empty_documents,
             skipped: s.skipped.clone(),
             text_tokens: s.text_tokens,

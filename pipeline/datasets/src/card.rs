@@ -243,6 +243,15 @@ fn input_statistics(manifest: &Manifest, text: &mut String) {
     for (reason, n) in &s.skipped {
         line("Records skipped", format!("{} {}", counted(*n), cell(reason)));
     }
+    for (reason, n) in &s.dropped {
+        line("Documents dropped", format!("{} {}", counted(*n), cell(reason)));
+    }
+    if !s.dropped.is_empty() {
+        line("Documents kept", counted(s.documents_kept()));
+    }
+    if s.filtered_bytes > 0 {
+        line("Text after filters", format!("{:.1} MB", megabytes(s.text_bytes.saturating_sub(s.filtered_bytes))));
+    }
     if !manifest.job.input.is_rows() {
         line("Text after cleaning", format!("{:.1} MB", megabytes(s.text_bytes)));
         line("Tokens of text", counted(s.text_tokens));

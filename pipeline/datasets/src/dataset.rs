@@ -168,6 +168,20 @@ impl Dataset {
         })
     }
 
+    /// Reads an entry of a shard's footer; `None` if it has no such entry.
+    ///
+    /// # Errors
+    /// If the shard does not exist or cannot be read.
+    pub async fn footer_entry(&self, shard: &ShardRecord, key: &str) -> Result<Option<String>> {
+        let reader = ShardFile::new(self.output.store(), &shard.path, shard.bytes, shard.footer.as_ref());
+        let builder = match ParquetRecordBatchStreamBuilder::new(reader).await {
+            Ok(builder) => builder,
+            Err(e) => return Err(self.unreadable(shard, e).await),
+        };
+        let entries = builder.metadata().file_metadata().key_value_metadata();
+        Ok(entries.into_iter().flatten().find(|entry| entry.key == key).and_then(|entry| entry.value.clone()))
+    }
+
     /// Reads a shard as a stream of batches.
     ///
     /// # Errors

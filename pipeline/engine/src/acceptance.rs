@@ -54,13 +54,20 @@ pub fn describe(s: &Statistics) -> String {
     }
     text += &format!(", {} skipped", with_unit(s.records_skipped(), "record"));
     if !s.skipped.is_empty() {
-        text += &format!(" ({})", reasons(s));
+        text += &format!(" ({})", reasons(&s.skipped));
+    }
+    if !s.dropped.is_empty() {
+        text += &format!(", {} dropped ({})", s.documents_dropped(), reasons(&s.dropped));
     }
     text + &format!(", {} dropped by packing", with_unit(s.dropped_tokens, "token"))
 }
 
-fn reasons(s: &Statistics) -> String {
-    s.skipped.iter().map(|(reason, n)| format!("{n} {reason}")).collect::<Vec<_>>().join(", ")
+fn reasons(counts: &BTreeMap<String, u64>) -> String {
+    counts.iter().map(|(reason, n)| format!("{n} {reason}")).collect::<Vec<_>>().join(", ")
+}
+
+fn total(counts: &BTreeMap<String, u64>) -> u64 {
+    counts.values().sum()
 }
 
 fn with_unit(n: u64, unit: &str) -> String {
@@ -79,6 +86,13 @@ fn advice(spec: &JobSpec, s: &Statistics) -> String {
             input.text
         );
     }
+    if s.documents_kept() == 0 {
+        return match input.messages {
+            Some(_) => "every conversation was dropped; check `input.messages` and `chat.train`; `input.on_error: fail` names the first bad one",
+            None => "the filters dropped every document; check `filter.rules`",
+        }
+        .into();
+    }
     if s.text_tokens == 0 {
         return format!("the documents are empty; check `input.text` ({:?}) and `clean`", input.text);
     }
@@ -94,17 +108,18 @@ fn advice(spec: &JobSpec, s: &Statistics) -> String {
 /// Whether more records are skipped than allowed, even if `more_good` good ones follow.
 fn skips_too_many(input: &Input, s: &Statistics, more_good: u64) -> bool {
     let records = s.records().saturating_add(more_good);
-    input.on_error == OnError::Skip && s.records_skipped() as f64 > input.max_skipped * records as f64
+    input.on_error == OnError::Skip && total(&s.bad_records()) as f64 > input.max_skipped * records as f64
 }
 
 fn too_many_skipped_error(input: &Input, s: &Statistics) -> PipelineError {
-    let share = 100.0 * s.records_skipped() as f64 / s.records().max(1) as f64;
+    let bad = s.bad_records();
+    let share = 100.0 * total(&bad) as f64 / s.records().max(1) as f64;
     let message = format!(
         "{} of {} were skipped ({}: {}), and `input.max_skipped: {}` allows {}; correct the input, or allow more and run again: prepared splits are kept",
-        s.records_skipped(),
+        total(&bad),
         with_unit(s.records(), "record"),
         percent(share),
-        reasons(s),
+        reasons(&bad),
         input.max_skipped,
         percent(100.0 * input.max_skipped),
     );
@@ -173,11 +188,12 @@ impl<'a> Tally<'a> {
         }
         sums.warned = true;
         let s = &sums.statistics;
+        let bad = s.bad_records();
         Ok(Some(format!(
             "{} of {} so far were skipped ({}), more than `input.max_skipped: {}` allows; if the rest is no better, the job fails at its end",
-            s.records_skipped(),
+            total(&bad),
             with_unit(s.records(), "record"),
-            reasons(s),
+            reasons(&bad),
             input.max_skipped
         )))
     }

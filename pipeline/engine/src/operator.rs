@@ -265,6 +265,7 @@ impl ExecutionPlan for OperatorExec {
             vocabulary: Arc::clone(&resources.vocabulary),
             teacher: None,
             statistics: state.statistics.clone(),
+            footer: state.footer.clone(),
             meter: SplitMeter::of(&self.metrics, &state),
         };
         let operator = self.spec.build(&context).map_err(external)?;

@@ -32,6 +32,7 @@ use parquet::schema::types::ColumnPath;
 use sender::Sender;
 use sha2::{Digest, Sha256};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_operators::operator::FooterEntries;
 use stillhouse_operators::operator_spec::RowChecks;
 use stillhouse_operators::rows::ListRows;
 use stillhouse_output::{Output, Staged};
@@ -82,6 +83,8 @@ pub struct WriteOptions<'a> {
     pub metrics: &'a NodeMetrics,
     /// Receives what the stage is doing.
     pub stage: &'a StageState,
+    /// Entries for the footer; complete at the end of the stream.
+    pub footer: &'a FooterEntries,
     /// Whether each page gets a checksum. A shard that is made again gets none if the original had none.
     pub checksums: bool,
 }
@@ -173,7 +176,13 @@ impl<'a> ShardWriter<'a> {
     }
 
     /// Writes the footer. Returns its record if the pages have checksums.
-    async fn finish(mut self) -> Result<(ParquetMetaData, Option<FooterRecord>), ParquetError> {
+    async fn finish(
+        mut self,
+        entries: &FooterEntries,
+    ) -> Result<(ParquetMetaData, Option<FooterRecord>), ParquetError> {
+        for (key, value) in entries.get() {
+            self.encoder.append_key_value_metadata(KeyValue::new(key.to_owned(), value));
+        }
         let Some(sums) = self.sums.take() else {
             let metadata = self.encoder.finish()?;
             self.send().await?;
@@ -272,7 +281,7 @@ async fn encode_all(
     writer.encode_row_group().map_err(write_error)?;
     metrics.worked_since(began);
     writer.send().await.map_err(write_error)?;
-    let (metadata, footer) = writer.finish().await.map_err(write_error)?;
+    let (metadata, footer) = writer.finish(write_options.footer).await.map_err(write_error)?;
     Ok(Encoded { rows, tokens, column_bytes: column_bytes(&metadata), footer })
 }
 
@@ -414,7 +423,7 @@ mod tests {
             writer.encode_row_group().unwrap();
             writer.send().await.unwrap();
         }
-        let (_, footer) = writer.finish().await.unwrap();
+        let (_, footer) = writer.finish(&FooterEntries::default()).await.unwrap();
         sender.finish().await.unwrap();
         (store.get(&Path::from("shard")).await.unwrap().bytes().await.unwrap(), footer)
     }

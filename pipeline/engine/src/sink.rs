@@ -155,6 +155,7 @@ impl ShardTask {
             requests: &resources.store.handle,
             metrics: &metrics,
             stage: &stage,
+            footer: &stage.split().footer,
             // A shard that is made again gets no checksums if the original had none.
             checksums: shard.expected_record.as_ref().is_none_or(|was| was.footer.is_some()),
         };

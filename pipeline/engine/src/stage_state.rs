@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use stillhouse_base::events::StageStatus;
-use stillhouse_operators::operator::{Counters, Measure, Meter, SharedStatistics};
+use stillhouse_operators::operator::{Counters, FooterEntries, Measure, Meter, SharedStatistics};
 use stillhouse_output::SplitCounts;
 use stillhouse_schemas::ids::SplitId;
 
@@ -62,6 +62,8 @@ pub struct SplitState {
     pub input_file: String,
     /// Statistics for the shard's record.
     pub statistics: SharedStatistics,
+    /// Entries for the shard's footer.
+    pub footer: FooterEntries,
     /// SHA-256 checksums of the input, set once all of it is read.
     input_sha256: Mutex<Vec<String>>,
     stages: Vec<Stage>,
@@ -80,6 +82,7 @@ impl SplitState {
             split,
             input_file,
             statistics: SharedStatistics::default(),
+            footer: FooterEntries::default(),
             input_sha256: Mutex::default(),
             stages: stages.iter().map(stage).collect(),
             counters: Counters::default(),

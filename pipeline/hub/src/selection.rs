@@ -18,8 +18,14 @@ const CONFIG: &str = "config.json";
 const ADAPTER: &str = "adapter_config.json";
 const TOKENIZER: &str = "tokenizer.json";
 /// Files that are fetched if they exist.
-const SIDECAR_FILES: [&str; 5] =
-    [CONFIG, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"];
+const SIDECAR_FILES: [&str; 6] = [
+    CONFIG,
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+];
 
 /// How much of the wanted files the cache has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

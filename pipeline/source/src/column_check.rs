@@ -55,6 +55,9 @@ pub fn check_columns(
 }
 
 fn check_text_column(columns: &[FileColumn], file: &str, input: &Input) -> Option<Problem> {
+    if let Some(messages) = &input.messages {
+        return check_messages_column(columns, file, messages);
+    }
     if columns.iter().any(|column| column.name == input.text && column.is_text) {
         return None;
     }
@@ -69,6 +72,24 @@ fn check_text_column(columns: &[FileColumn], file: &str, input: &Input) -> Optio
     let names: Vec<&str> = columns.iter().filter(|column| column.is_text).map(|column| column.name.as_str()).collect();
     let there = there + &did_you_mean(&input.text, &names);
     Some(Problem::new("input.text", format!("{:?}", input.text), format!("{wrong} {there}")))
+}
+
+/// Checks that a column of messages exists: one column, or those of the fields of its objects.
+fn check_messages_column(columns: &[FileColumn], file: &str, messages: &str) -> Option<Problem> {
+    let root = |column: &FileColumn| column.name.split('.').next().unwrap_or_default().to_owned();
+    let mut roots: Vec<String> = columns.iter().map(root).collect();
+    roots.dedup();
+    if roots.iter().any(|root| root == messages) {
+        return None;
+    }
+    let names: Vec<&str> = roots.iter().map(String::as_str).collect();
+    let meant = did_you_mean(messages, &names);
+    let there = names.join(", ");
+    Some(Problem::new(
+        "input.messages",
+        format!("{messages:?}"),
+        format!("no such column in {file}; columns: {there}{meant}"),
+    ))
 }
 
 /// Checks the first bytes of line files and returns at most `max_problems` problems. Examines [`MAX_CHECKED_FILES`]

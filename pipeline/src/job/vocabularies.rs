@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use stillhouse_schemas::sections::SectionFile;
+use stillhouse_operators::chat::{ChatSection, TEMPLATE_FIELD};
+use stillhouse_schemas::sections::{Section, SectionFile};
 
 use super::*;
 
@@ -156,7 +157,13 @@ impl Checks<'_> {
             vocab = config.vocab_size as u64;
             self.check_token_ids(vocabulary, config.vocab_size, own);
         }
-        let files = self.section_files();
+        let mut files = self.section_files();
+        let has_template = files.iter().any(|(field, _)| *field == TEMPLATE_FIELD);
+        if let (Some(template), false) =
+            (vocabulary.chat_template(), has_template || !self.spec.sections.contains(ChatSection::KEY))
+        {
+            files.push((TEMPLATE_FIELD, template.as_bytes().into()));
+        }
         let mut spec = self.spec.clone();
         // a missing teacher was already reported
         let width = teacher.map_or(0, |(_, _, config)| config.hidden_size);

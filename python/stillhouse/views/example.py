@@ -172,10 +172,12 @@ def replay(batch: Batch, positions: Any, options: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Rows:
-    """The columns every view reads, in numpy: ids [B, L], valid [B, L] bool, sequence ids [B] uint64."""
+    """The columns every view reads, in numpy: ids [B, L], valid and trained [B, L] bool, sequence ids [B] uint64."""
 
     ids: npt.NDArray[np.integer[Any]]
     valid: Bools
+    trained: Bools
+    """The valid positions on which the model is trained: all, or those of the column ``loss_mask`` of conversations."""
     sequence_ids: U64
     device: torch.device | None
     """Where results go; None: they stay numpy."""
@@ -210,8 +212,19 @@ def rows_of(batch: Batch) -> Rows:
         )
     mask = batch.get("attention_mask")
     valid = np.ones(ids.shape, bool) if mask is None else to_numpy(mask).astype(bool)
+    loss_mask = batch.get("loss_mask")
+    trained = valid if loss_mask is None else valid & to_numpy(loss_mask).astype(bool)
     sequence_ids = to_numpy(batch["sequence_id"]).astype(np.int64, copy=False).view(np.uint64)
-    return Rows(ids, valid, keyed_ids(batch, sequence_ids), device)
+    return Rows(ids, valid, trained, keyed_ids(batch, sequence_ids), device)
+
+
+def refuse_loss_mask(batch: Batch, view: str) -> None:
+    """For views whose targets are all tokens of a row: on conversations they would train on prompts."""
+    if "loss_mask" in batch:
+        raise ViewError(
+            f"{view} predicts every token, and this batch has a loss_mask, which excludes prompts; valid: views.mdlm.mask, "
+            "views.bd3lm.mask or views.prime.mask, which keep to it, or a batch without the column (select_columns)"
+        )
 
 
 WITH_INFO = "stillhouse.Batch(columns, info=ds.info)"
@@ -274,11 +287,11 @@ def epoch_of(batch: Batch, epoch: int | None) -> int:
 
 
 def candidates(rows: Rows, never: Array | None) -> Bools:
-    """Positions that may become targets, [B, L]: no padding, and none that ``never`` excludes."""
+    """Positions that may become targets, [B, L]: no padding, none that ``loss_mask`` leaves out or ``never`` excludes."""
     if never is None:
-        return rows.valid
+        return rows.trained
     excluded = to_numpy(never).astype(bool)
     try:
-        return np.asarray(rows.valid & ~np.broadcast_to(excluded, rows.valid.shape))
+        return np.asarray(rows.trained & ~np.broadcast_to(excluded, rows.valid.shape))
     except ValueError:
         raise ViewError(f"never: got shape {list(excluded.shape)}, valid: {list(rows.valid.shape)} or [L]") from None

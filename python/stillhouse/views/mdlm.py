@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..batch import Array, ArrayT, Batch
-from .example import Bools, Example, Floats, Rows, candidates, epoch_of, mask_id_of, rows_of
+from .example import Bools, Example, Floats, Rows, candidates, epoch_of, mask_id_of, refuse_loss_mask, rows_of
 from .keyed import epoch_seed, uniforms
 from .pgm import Repair, group_weights, groups_of
 from .schedule import Doubles, Schedule, schedule_of
@@ -36,7 +36,7 @@ def mask(
 
     ``t`` is drawn uniformly from [eps, 1) (1e-3 is MDLM's own bound) unless it is given, as one number or [B]; ``sampling``
     says how, see :data:`~stillhouse.views.times.Sampling`: antithetic over the global batch, as MDLM's code does, or for each
-    sequence on its own. ``never`` (bool, [B, L] or [L]) excludes positions, such as a prompt. ``epoch`` is by default that of the
+    sequence on its own. ``never`` (bool, [B, L] or [L]) excludes positions, as the column ``loss_mask`` of conversations does by itself. ``epoch`` is by default that of the
     batch, ``schedule`` that of the data set, ``mask_id`` the tokenizer's mask token.
 
     The weights of a row sum to the number of its tokens in expectation, under the linear schedule exactly: E_t[w(t) · (1 − α(t))] is
@@ -75,6 +75,7 @@ def complementary(
     for ``eps``; by default every half of a row of two or more tokens has a target, see :data:`~stillhouse.views.pgm.Repair`. ``t`` of a half is the time of its own mask share:
     t, and the t' with 1 − α(t') = α(t).
     """
+    refuse_loss_mask(batch, "views.mdlm.complementary")
     rows, alpha = rows_of(batch), schedule_of(schedule, batch.info)
     groups = groups_of(
         batch,

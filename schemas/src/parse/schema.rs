@@ -71,7 +71,11 @@ impl JobFormat {
     pub(super) fn keys(&self, field: &str) -> Vec<&str> {
         let mut schema = &self.schema;
         for part in field.split('.').filter(|part| !part.is_empty()) {
-            match self.property(schema, part) {
+            // an item of a list: `rules[0]`
+            let (key, is_item) = part.split_once('[').map_or((part, false), |(key, _)| (key, true));
+            let inner = self.property(schema, key);
+            let item = || inner.and_then(|list| list.get("items")).map(|item| self.resolved(item));
+            match if is_item { item() } else { inner } {
                 Some(inner) => schema = inner,
                 None => return Vec::new(),
             }

@@ -32,6 +32,12 @@ pub struct Input {
     /// Column (or JSON key) of the text. `meta.text` is the key `text` of the object `meta`, unless a column has the whole name.
     #[serde(default = "default_text")]
     pub text: String,
+    /// For conversations (`chat`), in place of `text`: column (or JSON key) of the messages, a list of objects.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub messages: Option<String>,
+    /// With `messages`: column (or JSON key) of the tools that a conversation may call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tools: Option<String>,
     /// Compression of the files; `auto` decides by the ending (.gz, .zst). Parquet and Arrow files are compressed inside.
     #[serde(default)]
     pub compression: Compression,

@@ -10,6 +10,7 @@ mod copies;
 mod lines;
 mod ticker;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stillhouse_pipeline::events::{Event, InputCounts, Observer, Progress};
@@ -150,12 +151,21 @@ pub fn input_summary(from: &InputCounts) -> (String, String) {
     }
     read += &format!(", {}", units::counted(from.text_tokens, "token"));
     read += &format!(", {} of them dropped by packing", units::count(from.dropped_tokens));
-    let mut skipped = units::counted(from.skipped.values().sum(), "record");
-    if !from.skipped.is_empty() {
-        let reasons: Vec<String> = from.skipped.iter().map(|(r, n)| format!("{} {r}", units::count(*n))).collect();
-        skipped += &format!(": {}", reasons.join(", "));
+    (read, by_reason("record", &from.skipped))
+}
+
+/// Describes the documents that were dropped, by reason; `None` if there are none.
+pub fn dropped_summary(from: &InputCounts) -> Option<String> {
+    (!from.dropped.is_empty()).then(|| by_reason("document", &from.dropped))
+}
+
+fn by_reason(unit: &str, counts: &BTreeMap<String, u64>) -> String {
+    let mut text = units::counted(counts.values().sum(), unit);
+    if !counts.is_empty() {
+        let reasons: Vec<String> = counts.iter().map(|(r, n)| format!("{} {r}", units::count(*n))).collect();
+        text += &format!(": {}", reasons.join(", "));
     }
-    (read, skipped)
+    text
 }
 
 fn summary(finished: &Finished, run: &Progress, teacher: bool) -> Page {
@@ -166,6 +176,9 @@ fn summary(finished: &Finished, run: &Progress, teacher: bool) -> Page {
     let (read, skipped) = input_summary(&finished.input);
     fact("input", read);
     fact("skipped", skipped);
+    if let Some(dropped) = dropped_summary(&finished.input) {
+        fact("dropped", dropped);
+    }
     fact("sequences", units::count(finished.rows));
     fact("tokens", units::count(finished.tokens));
     let size = units::bytes(finished.bytes);
@@ -229,6 +242,8 @@ mod tests {
             already_done: false,
             went_in: InputCounts {
                 documents: 1502,
+                dropped: [("gopher_quality.gopher_short_doc".to_owned(), 1_200), ("c4.curly_bracket".to_owned(), 7)]
+                    .into(),
                 empty_documents: 2,
                 skipped: [("broken JSON".to_owned(), 3), ("null text".to_owned(), 1)].into(),
                 text_tokens: 1_263_700,
@@ -287,6 +302,7 @@ mod tests {
         data set    out/demo
         input       1,502 documents (2 without a token), 1,263,700 tokens, 84 of them dropped by packing
         skipped     4 records: 3 broken JSON, 1 null text
+        dropped     1,207 documents: 7 c4.curly_bracket, 1,200 gopher_quality.gopher_short_doc
         sequences   1,234
         tokens      1,263,616
         size        11.5 MB, 9.14 bytes per token

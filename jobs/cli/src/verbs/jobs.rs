@@ -11,7 +11,7 @@ use stillhouse_pipeline::storage::classify_no_response;
 use crate::failure::Failure;
 use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
-use crate::progress::{Mode, input_summary};
+use crate::progress::{Mode, dropped_summary, input_summary};
 use crate::table::Table;
 use crate::verbs::submit;
 use stillhouse_pipeline::units;
@@ -321,15 +321,19 @@ fn progress_facts(p: &ProgressView) -> Vec<(&'static str, String)> {
 fn result_facts(result: &ResultView) -> Vec<(&'static str, String)> {
     let each = result.bytes as f64 / result.tokens.max(1) as f64;
     let (rows, tokens) = (units::counted(result.rows, "sequence"), units::counted(result.tokens, "token"));
-    let (read, skipped) = input_summary(&InputCounts {
+    let counts = InputCounts {
         documents: result.documents,
+        dropped: result.dropped.clone(),
         empty_documents: result.empty_documents,
         skipped: result.skipped.clone(),
         text_tokens: result.text_tokens,
         dropped_tokens: result.dropped_tokens,
-    });
+    };
+    let (read, skipped) = input_summary(&counts);
     let made = format!("{rows}, {tokens}, {}, {each:.2} bytes per token", units::bytes(result.bytes));
-    vec![("result", made), ("input", read), ("skipped", skipped)]
+    let mut facts = vec![("result", made), ("input", read), ("skipped", skipped)];
+    facts.extend(dropped_summary(&counts).map(|dropped| ("dropped", dropped)));
+    facts
 }
 
 fn change(client: &Client, what: &str, id: &JobId, json: bool, printer: &Printer) -> Result<(), Failure> {

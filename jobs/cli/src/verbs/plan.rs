@@ -151,6 +151,9 @@ fn render_sample(sample: &Sample, view: View, page: &mut Page) {
     for (reason, n) in &sample.skipped {
         said += &format!(", {} skipped ({reason})", units::counted(*n, "record"));
     }
+    for (reason, n) in &sample.dropped {
+        said += &format!(", {} dropped ({reason})", units::counted(*n, "document"));
+    }
     page.heading("Sample");
     page.line(Line::plain("  ").with(Tone::Dim, said));
     for row in sample.rows.iter().take(SHOWN_ROWS) {

@@ -77,6 +77,7 @@ export function resultView({ job, signal }) {
         ['Documents without a token', s.empty_documents ? count(s.empty_documents) : null],
         ['Tokens dropped by packing', s.dropped_tokens == null ? null : count(s.dropped_tokens)],
         ['Records skipped', s.skipped == null ? '0' : `${count(Object.values(s.skipped).reduce((n, m) => n + m, 0))}: ${Object.entries(s.skipped).map(([reason, n]) => `${count(n)} ${reason}`).join(', ')}`, s.skipped == null ? null : 'long'],
+        ['Documents dropped', s.dropped == null ? null : `${count(Object.values(s.dropped).reduce((n, m) => n + m, 0))}: ${Object.entries(s.dropped).map(([reason, n]) => `${count(n)} ${reason}`).join(', ')}`, 'long'],
         ...(report.operator_statistics ?? []).map((o) => [o.meaning, 'sum' in o ? count(o.sum) : `${fixed(o.max, 4)} at most`]),
         ['Size', bytes(size)], ['Sequence length', count(report.length)], ['Duration', job.result ? duration(job.result.seconds) : null],
         ['Tokenizer', report.tokenizer, 'long'], ['Teacher', report.teacher, 'long'],

@@ -1,8 +1,10 @@
 //! What `inspect` shows of a data set: schema, statistics, and one decoded row with its noise blueprint.
 
+mod dropped;
 mod row;
 mod values;
 
+pub use self::dropped::{DroppedReason, dropped};
 pub use self::row::decode;
 
 use serde::Serialize;

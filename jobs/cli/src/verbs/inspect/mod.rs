@@ -1,6 +1,7 @@
 //! `stillhouse inspect DATASET`: shows what a data set contains, and one decoded row.
 
 mod blueprints;
+mod dropped;
 mod overview;
 mod picture;
 mod row;
@@ -22,6 +23,7 @@ Examples:
   stillhouse inspect out/demo --row 17 --view 1           another row, the groups of its second view
   stillhouse inspect out/demo --position 3 40 --top 10    the noise blueprints of two tokens
   stillhouse inspect s3://shards/owt --column logprob     one column of a row in a store; nothing else is fetched
+  stillhouse inspect out/web --dropped gopher_quality     documents that a rule of `filter` dropped
   stillhouse inspect out/demo --json | jq .row.tokens";
 
 /// Show a data set: schema, statistics, one sequence decoded, its noise blueprint
@@ -50,6 +52,9 @@ pub struct Args {
     /// Columns whose values of the row are shown, in place of everything else; only these columns are read
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',', conflicts_with_all = ["view", "draw", "position", "top"])]
     column: Vec<String>,
+    /// Show samples of the documents that filters dropped, in place of everything else: for a reason, a rule, or all
+    #[arg(long, value_name = "REASON", num_args = 0..=1, conflicts_with_all = ["row", "view", "draw", "position", "top", "column"])]
+    dropped: Option<Option<String>>,
     #[command(flatten)]
     store: StoreOptions,
     /// Write everything as JSON
@@ -68,6 +73,7 @@ impl Args {
             position: vec![position],
             top: 5,
             column: Vec::new(),
+            dropped: None,
             store: StoreOptions::default(),
             json: false,
         }
@@ -85,6 +91,9 @@ pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
         columns: args.column.clone(),
     };
     let output = args.store.open(&args.dataset)?;
+    if let Some(reason) = &args.dropped {
+        return dropped::call(output, reason.as_deref(), args.json, printer);
+    }
     let inspection = Threads::default().runtime()?.block_on(async {
         let dataset = Dataset::open(output).await?;
         inspect(&dataset, &options).await

@@ -70,11 +70,20 @@ fn statistics(inspection: &Inspection, page: &mut Page) {
     for (reason, n) in &s.skipped {
         table.row(fact("", format!("{} {reason}", units::count(*n))));
     }
+    if !s.dropped.is_empty() {
+        let (dropped, share) = (s.documents_dropped(), s.documents_dropped() as f64 / s.documents.max(1) as f64);
+        let dropped = format!("{} dropped ({})", units::count(dropped), units::share(share));
+        table.row(fact("", format!("{} kept, {dropped}", units::count(s.documents_kept()))));
+        for (reason, n) in &s.dropped {
+            table.row(fact("", format!("{} {reason}", units::count(*n))));
+        }
+    }
+    let kept_bytes = s.text_bytes.saturating_sub(s.filtered_bytes);
     let per_token = match s.text_tokens {
         0 => String::new(),
-        n => format!(", {:.2} bytes per token", s.text_bytes as f64 / n as f64),
+        n => format!(", {:.2} bytes per token", kept_bytes as f64 / n as f64),
     };
-    let (bytes, tokens) = (units::bytes(s.text_bytes), units::counted(s.text_tokens, "token"));
+    let (bytes, tokens) = (units::bytes(kept_bytes), units::counted(s.text_tokens, "token"));
     table.row(fact("text", format!("{bytes}, {tokens}{per_token}")));
     if s.empty_documents > 0 {
         table.row(fact("", format!("{} without a token", units::counted(s.empty_documents, "document"))));

@@ -68,6 +68,8 @@ fn inspection() -> Inspection {
     let statistics = Statistics {
         empty_documents: 0,
         documents: 1500,
+        dropped: BTreeMap::new(),
+        filtered_bytes: 0,
         skipped: BTreeMap::from([("invalid UTF-8".into(), 2), ("broken JSON".into(), 1)]),
         text_bytes: 5_300_000,
         text_tokens: 1_265_000,

@@ -11,6 +11,7 @@ pub(crate) mod fast_parser;
 mod table;
 
 use std::io::{self, Read};
+use std::sync::Arc;
 
 use struson::reader::{
     JsonReader, JsonStreamReader, JsonSyntaxError, ReaderError, ReaderSettings, SyntaxErrorKind, ValueType,
@@ -21,6 +22,7 @@ use stillhouse_input_files::{Cursor, InputFile, Store};
 use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::spec::Input;
 
+use super::text::{invalid, read_line};
 use super::{BytesFormat, Cut};
 use crate::records::{BadRecord, ReadError, RecordStart, Records, push};
 use crate::spool::Spool;
@@ -89,7 +91,9 @@ impl BytesFormat for Jsonl {
     ) -> Result<(Box<dyn Records>, u64), SourceError> {
         let cursor = Cursor::open_at_line(store, file, input, range)?;
         let from = cursor.offset;
-        Ok((Box::new(JsonRecords::new(cursor, &input.text)), from))
+        let value =
+            if input.messages.is_some() { LineValue::Record } else { LineValue::Text(input.text.as_str().into()) };
+        Ok((Box::new(JsonRecords::new(cursor, value)), from))
     }
 
     fn table(&self) -> Option<&'static dyn TableFormat> {
@@ -97,25 +101,33 @@ impl BytesFormat for Jsonl {
     }
 }
 
+/// What of a line is the document.
+pub(crate) enum LineValue {
+    /// The text under a key.
+    Text(Arc<str>),
+    /// The line, which is not parsed here: the operator `chat` parses conversations.
+    Record,
+}
+
 /// Reads lines that are not blank.
 pub(crate) struct JsonRecords {
     cursor: Cursor,
-    key: String,
+    value: LineValue,
     buffer: Vec<u8>,
 }
 
 impl JsonRecords {
-    pub fn new(cursor: Cursor, key: &str) -> Self {
-        Self { cursor, key: key.into(), buffer: vec![0; 16 << 10] }
+    pub fn new(cursor: Cursor, value: LineValue) -> Self {
+        Self { cursor, value, buffer: vec![0; 16 << 10] }
     }
 
     /// Reads the line if it is completely in the buffer and good; else consumes nothing. A line of at most
     /// `MAX_KEY_BYTES` bytes cannot have a key that is too long.
-    fn read_fast(&mut self, text: &mut Spool) -> Result<bool, ReadError> {
+    fn read_fast(&mut self, key: &str, text: &mut Spool) -> Result<bool, ReadError> {
         let available = self.cursor.fill()?;
         let window = &available[..available.len().min(MAX_KEY_BYTES as usize)];
         let Some(end) = memchr::memchr(b'\n', window) else { return Ok(false) };
-        if !fast_parser::read(&window[..end], &self.key, text).map_err(ReadError::Spool)? {
+        if !fast_parser::read(&window[..end], key, text).map_err(ReadError::Spool)? {
             text.clear().map_err(ReadError::Spool)?;
             return Ok(false);
         }
@@ -335,12 +347,17 @@ impl Records for JsonRecords {
     }
 
     fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, ReadError> {
-        if self.read_fast(text)? {
+        let LineValue::Text(key) = &self.value else {
+            let newlines = self.cursor.newlines;
+            return Ok(if read_line(&mut self.cursor, text)? { Ok(()) } else { Err(invalid(newlines)) });
+        };
+        let key = Arc::clone(key);
+        if self.read_fast(&key, text)? {
             return Ok(Ok(()));
         }
         let newlines = self.cursor.newlines;
         let mut line = LineReader { cursor: &mut self.cursor, ended: false, left: u64::MAX, failed: None };
-        let outcome = TextSearch { name: &self.key, buffer: &mut self.buffer, text }.line(&mut line);
+        let outcome = TextSearch { name: &key, buffer: &mut self.buffer, text }.line(&mut line);
         if let Some(error) = line.failed.take() {
             return Err(ReadError::Input(error));
         }

@@ -4,6 +4,7 @@
 //! memory for a page and a dictionary rather than a column chunk; a cell that is not UTF-8 is a bad record, not a
 //! failed batch; and it copies nothing.
 
+mod conversations;
 mod table;
 
 use parquet::basic::{ConvertedType, LogicalType, Type as PhysicalType};
@@ -38,7 +39,10 @@ impl RowsFormat for Parquet {
     }
 
     fn row_groups(&self, store: &Store, file: &InputFile, input: &Input) -> Result<Vec<RowGroup>, SourceError> {
-        row_groups(store, file, &input.text)
+        match &input.messages {
+            Some(_) => conversations::row_groups(store, file, input),
+            None => row_groups(store, file, &input.text),
+        }
     }
 
     fn open(
@@ -48,7 +52,10 @@ impl RowsFormat for Parquet {
         input: &Input,
         range: (u64, u64),
     ) -> Result<Box<dyn Rows>, SourceError> {
-        Ok(Box::new(ParquetRows::open(store, file, &input.text, range)?))
+        Ok(match &input.messages {
+            Some(_) => Box::new(conversations::ConversationRows::open(store, file, input, range)?),
+            None => Box::new(ParquetRows::open(store, file, &input.text, range)?),
+        })
     }
 
     fn columns(&self, store: &Store, file: &InputFile) -> Result<Option<Vec<FileColumn>>, SourceError> {

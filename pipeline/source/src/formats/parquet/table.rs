@@ -44,7 +44,7 @@ impl TableFormat for ParquetTable {
     }
 }
 
-fn metadata(store: &Store, file: &InputFile) -> Result<ArrowReaderMetadata, SourceError> {
+pub(super) fn metadata(store: &Store, file: &InputFile) -> Result<ArrowReaderMetadata, SourceError> {
     let cache = RangeCache::new(store, &file.location, file.size);
     ArrowReaderMetadata::load(&cache, ArrowReaderOptions::new()).map_err(|e| fault(&file.path, e))
 }

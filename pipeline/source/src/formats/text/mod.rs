@@ -60,13 +60,13 @@ impl BytesFormat for Text {
     }
 }
 
-fn invalid(newlines: u64) -> BadRecord {
+pub(super) fn invalid(newlines: u64) -> BadRecord {
     BadRecord { reason: reason::UTF8, message: "got bytes that are not UTF-8; valid: text in UTF-8".into(), newlines }
 }
 
 /// Reads the rest of the line into the text. Returns false if the line is not UTF-8. Passes the whole line in both
 /// cases.
-fn read_line(cursor: &mut Cursor, text: &mut Spool) -> Result<bool, ReadError> {
+pub(super) fn read_line(cursor: &mut Cursor, text: &mut Spool) -> Result<bool, ReadError> {
     let mut good = true;
     let mut fault = None;
     cursor.finish_line(|bytes| {

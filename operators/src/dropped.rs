@@ -1,0 +1,56 @@
+//! Counts the documents that an operator drops, by reason, and keeps samples of them for the shard's footer.
+
+use std::collections::BTreeMap;
+
+use stillhouse_schemas::manifest::{DROPPED_DOCUMENTS, DroppedDocument};
+
+use crate::document_pieces::{WholeDocument, beginning};
+use crate::operator::{FooterEntries, OperatorError, SharedStatistics, SplitContext};
+
+/// Samples per split and reason.
+const SAMPLES: usize = 2;
+/// Bytes of text of a sample.
+const SAMPLE_BYTES: usize = 400;
+
+/// The documents of a split that an operator dropped. One operator of a job drops documents.
+#[derive(Debug)]
+pub(crate) struct DroppedDocuments {
+    /// The first documents of each reason.
+    samples: BTreeMap<String, Vec<DroppedDocument>>,
+    statistics: SharedStatistics,
+    footer: FooterEntries,
+}
+
+impl DroppedDocuments {
+    pub(crate) fn new(context: &SplitContext) -> Self {
+        Self { samples: BTreeMap::new(), statistics: context.statistics.clone(), footer: context.footer.clone() }
+    }
+
+    /// Counts a document; `problem` says more than the reason.
+    pub(crate) fn add(&mut self, reason: &str, document: &WholeDocument<'_>, problem: Option<&str>) {
+        let mut statistics = self.statistics.lock();
+        statistics.filtered_bytes += document.bytes as u64;
+        *statistics.dropped.entry(reason.to_owned()).or_default() += 1;
+        drop(statistics);
+        let samples = self.samples.entry(reason.to_owned()).or_default();
+        if samples.len() < SAMPLES {
+            let text = beginning(&document.text, SAMPLE_BYTES).to_owned();
+            samples.push(DroppedDocument {
+                document_id: document.id,
+                bytes: document.bytes as u64,
+                text,
+                problem: problem.map(|problem| beginning(problem, SAMPLE_BYTES).to_owned()),
+            });
+        }
+    }
+
+    /// Writes the samples into the footer, at the end of the split.
+    pub(crate) fn finish(&self, operator: &'static str) -> Result<(), OperatorError> {
+        if !self.samples.is_empty() {
+            let samples = serde_json::to_string(&self.samples)
+                .map_err(|e| OperatorError::Config { operator, message: e.to_string() })?;
+            self.footer.set(DROPPED_DOCUMENTS, samples);
+        }
+        Ok(())
+    }
+}

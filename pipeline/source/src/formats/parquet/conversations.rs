@@ -1,0 +1,135 @@
+//! Conversations in Parquet files: the columns of messages and tools of a row, as a JSON object.
+//!
+//! Memory: about [`BATCH_BYTES`] of rows, decoded and as JSON; at least one row.
+
+use arrow::array::RecordBatch;
+use arrow_json::writer::LineDelimitedWriter;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::file::metadata::RowGroupMetaData;
+use parquet::schema::types::SchemaDescriptor;
+use stillhouse_base::source_error::SourceError;
+use stillhouse_input_files::{InputFile, RangeCache, Store};
+use stillhouse_schemas::spec::Input;
+
+use super::super::columnar::corrupt;
+use super::table::metadata;
+use super::{fault, open};
+use crate::records::{Cell, Rows};
+use crate::segment::RowGroup;
+use crate::table_format::{BATCH_BYTES, BATCH_ROWS};
+
+/// Returns the indices of the columns with the messages and the tools.
+fn roots(schema: &SchemaDescriptor, file: &InputFile, input: &Input) -> Result<Vec<usize>, SourceError> {
+    let names: Vec<&str> = schema.root_schema().get_fields().iter().map(|field| field.name()).collect();
+    let index = |wanted: &str, field: &str| {
+        names.iter().position(|name| *name == wanted).ok_or_else(|| {
+            let message = format!("no column {wanted:?}, which `{field}` names; columns: {}", names.join(", "));
+            SourceError::corrupt(&file.path, message)
+        })
+    };
+    let messages = input.messages.iter().map(|name| index(name, "input.messages"));
+    messages.chain(input.tools.iter().map(|name| index(name, "input.tools"))).collect()
+}
+
+/// Bytes of these columns in a row group, not compressed.
+fn bytes(group: &RowGroupMetaData, schema: &SchemaDescriptor, roots: &[usize]) -> u64 {
+    let columns = group.columns().iter().enumerate();
+    let of_roots = columns.filter(|(leaf, _)| roots.contains(&schema.get_column_root_idx(*leaf)));
+    of_roots.map(|(_, column)| column.uncompressed_size().max(0) as u64).sum()
+}
+
+pub(super) fn row_groups(store: &Store, file: &InputFile, input: &Input) -> Result<Vec<RowGroup>, SourceError> {
+    // opened first for its error about files that are not Parquet
+    open(store, file)?;
+    let metadata = metadata(store, file)?;
+    let schema = metadata.parquet_schema();
+    let roots = roots(schema, file, input)?;
+    let groups = metadata.metadata().row_groups().iter();
+    Ok(groups.map(|g| RowGroup { rows: g.num_rows().max(0) as u64, bytes: bytes(g, schema, &roots) }).collect())
+}
+
+/// Reads the conversations of a range of rows, in order.
+pub(super) struct ConversationRows {
+    file: InputFile,
+    reader: ParquetRecordBatchReader,
+    /// The number of the next row.
+    row: u64,
+    /// The rows of a batch, one per line, and the part of it that is the current row.
+    lines: Vec<u8>,
+    current: (usize, usize),
+}
+
+impl ConversationRows {
+    pub(super) fn open(
+        store: &Store,
+        file: &InputFile,
+        input: &Input,
+        (start, end): (u64, u64),
+    ) -> Result<Self, SourceError> {
+        open(store, file)?;
+        let metadata = metadata(store, file)?;
+        let roots = roots(metadata.parquet_schema(), file, input)?;
+        let (mut groups, mut first, mut skipped) = (Vec::new(), 0, 0);
+        let (mut rows, mut size) = (0, 0);
+        for (index, group) in metadata.metadata().row_groups().iter().enumerate() {
+            let next = first + group.num_rows().max(0) as u64;
+            if next > start && first < end {
+                groups.push(index);
+                rows += next - first;
+                size += bytes(group, metadata.parquet_schema(), &roots);
+            } else if next <= start {
+                skipped = next;
+            }
+            first = next;
+        }
+        let batch = (BATCH_BYTES as u64 * rows.max(1) / size.max(1)).clamp(1, BATCH_ROWS as u64);
+        let mask = ProjectionMask::roots(metadata.parquet_schema(), roots);
+        let cache = RangeCache::new(store, &file.location, file.size);
+        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(cache, metadata)
+            .with_projection(mask)
+            .with_row_groups(groups)
+            .with_offset((start - skipped) as usize)
+            .with_limit(end.saturating_sub(start) as usize)
+            .with_batch_size(batch as usize)
+            .build()
+            .map_err(|e| fault(&file.path, e))?;
+        Ok(Self { file: file.clone(), reader, row: start, lines: Vec::new(), current: (0, 0) })
+    }
+
+    /// Writes the next batch as lines. Returns false at the end.
+    fn next_batch(&mut self) -> Result<bool, SourceError> {
+        let wrong = corrupt(&self.file);
+        let Some(batch) = self.reader.next() else { return Ok(false) };
+        let batch: RecordBatch = batch.map_err(&wrong)?;
+        self.lines.clear();
+        self.current = (0, 0);
+        let mut writer = LineDelimitedWriter::new(&mut self.lines);
+        writer.write(&batch).map_err(&wrong)?;
+        writer.finish().map_err(&wrong)?;
+        Ok(true)
+    }
+}
+
+impl Rows for ConversationRows {
+    fn next(&mut self) -> Result<Option<u64>, SourceError> {
+        // a string of JSON has no line break, so a line is a row
+        let begin = loop {
+            let begin = if self.current.1 == 0 { 0 } else { self.current.1 + 1 };
+            if begin < self.lines.len() {
+                break begin;
+            }
+            if !self.next_batch()? {
+                return Ok(None);
+            }
+        };
+        let rest = self.lines.get(begin..).unwrap_or_default();
+        self.current = (begin, begin + memchr::memchr(b'\n', rest).unwrap_or(rest.len()));
+        self.row += 1;
+        Ok(Some(self.row - 1))
+    }
+
+    fn cell(&self) -> Cell<'_> {
+        self.lines.get(self.current.0..self.current.1)
+    }
+}

@@ -1,0 +1,189 @@
+//! Corpora as teams have them: filters and conversations, where every document is accounted for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use serde_json::{Value, json};
+use stillhouse_tests::{Scratch, repetitions, with};
+
+use crate::resume::uniform_draws;
+
+fn manifest(scratch: &Scratch) -> Value {
+    serde_json::from_slice(&fs::read(scratch.path("out/manifest.json")).unwrap()).unwrap()
+}
+
+fn sum(counts: &Value) -> u64 {
+    counts.as_object().map_or(0, |counts| counts.values().map(|n| n.as_u64().unwrap()).sum())
+}
+
+/// The documents of all rows.
+fn documents_in_rows(scratch: &Scratch, rows: u64) -> BTreeSet<u64> {
+    let mut found = BTreeSet::new();
+    for row in 0..rows {
+        let row = row.to_string();
+        let arguments = ["inspect", "out", "--row", &row, "--column", "document_ids", "--json"];
+        let shown = scratch.stillhouse(&arguments).expect(0).json();
+        found.extend(shown["values"][0]["values"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()));
+    }
+    found
+}
+
+/// Random jobs: records = documents + skipped, documents = kept + dropped, and the kept ones with a token are in the rows.
+#[test]
+fn every_document_is_accounted_for() {
+    for run in 0..repetitions(4, 60) {
+        let scratch = Scratch::new();
+        let mut draw = uniform_draws(90 + run as u64);
+        let mut choose = |n: u64| (draw.next().unwrap() * n as f64) as u64;
+        let mut text = String::new();
+        let records = 20 + choose(40);
+        let mut bad = 0;
+        for i in 0..records {
+            text += &match choose(6) {
+                0 => {
+                    bad += 1;
+                    "{broken\n".to_owned()
+                }
+                1 => format!("{}\n", json!({"text": ""})),
+                2 => format!("{}\n", json!({"text": format!("w{} ", choose(9)).repeat(3 + choose(40) as usize)})),
+                3 => format!("{}\n", json!({"text": format!("Number {i} {{ is not prose }} and has no end")})),
+                _ => format!(
+                    "{}\n",
+                    json!({"text": format!("This is sentence number {i} of the corpus. It is followed by {}. All of them end.", choose(1000))})
+                ),
+            };
+        }
+        scratch.write("in.jsonl", &text);
+        let rules = [
+            json!({"length": {"min_characters": 10}}),
+            json!({"gopher_quality": {"min_words": 8, "min_stop_words": 0, "min_alphabetic_word_share": 0.5, "min_mean_word_characters": 1.0}}),
+            json!({"c4": {"min_sentences": 2}}),
+            json!({"pattern": {"drop_if_match": ["[13579]\\. All"]}}),
+        ];
+        let rules: Vec<&Value> = rules.iter().filter(|_| choose(3) > 0).collect();
+        let mut job = with(
+            stillhouse_tests::job(),
+            &json!({
+                "extract": null, "subtokens": null, "partitions": null,
+                "input": {"paths": ["in.jsonl"], "on_error": "skip", "max_skipped": 1.0, "split_megabytes": 0.001},
+                "tokenizer": {"path": stillhouse_tests::nano_teacher()}, "pack": {"mode": "pad", "length": 16}
+            }),
+        );
+        if choose(2) > 0 {
+            job = with(job, &json!({"input": {"holdout": {"validation": {"share": 0.3}}}}));
+        }
+        if !rules.is_empty() {
+            job = with(job, &json!({"filter": {"rules": rules}}));
+        }
+        scratch.job("job.yaml", &job);
+        let ran = scratch.stillhouse(&["run", "job.yaml", "--json"]).expect(0);
+        let finished: Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
+        let manifest = manifest(&scratch);
+        let all = &manifest["statistics"];
+        let count = |key: &str| all[key].as_u64().unwrap();
+        assert_eq!((sum(&all["skipped"]), count("documents")), (bad, records - bad), "{job}");
+        let kept = count("documents") - sum(&all["dropped"]);
+        let rows =
+            manifest["totals"].as_object().unwrap().values().map(|totals| totals["rows"].as_u64().unwrap()).sum();
+        assert_eq!(documents_in_rows(&scratch, rows).len() as u64, kept - count("empty_documents"), "{job}");
+        assert_eq!(finished["dropped"], all.get("dropped").cloned().unwrap_or(json!({})));
+        let mut of_shards: BTreeMap<String, u64> = BTreeMap::new();
+        for shard in manifest["shards"].as_array().unwrap() {
+            for (reason, n) in shard["statistics"]["dropped"].as_object().into_iter().flatten() {
+                *of_shards.entry(reason.clone()).or_default() += n.as_u64().unwrap();
+            }
+        }
+        assert_eq!(json!(of_shards), finished["dropped"]);
+        if sum(&finished["dropped"]) > 0 {
+            let shown = scratch.stillhouse(&["inspect", "out", "--dropped", "--json"]).expect(0).json();
+            let counted: BTreeMap<String, u64> = shown
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|reason| {
+                    assert!(!reason["samples"].as_array().unwrap().is_empty(), "{reason}");
+                    (reason["reason"].as_str().unwrap().to_owned(), reason["documents"].as_u64().unwrap())
+                })
+                .collect();
+            assert_eq!(counted, of_shards);
+        }
+        scratch.stillhouse(&["verify", "out"]).expect(0);
+    }
+}
+
+#[test]
+fn filters_that_drop_everything_and_reasons_that_do_not_exist_are_errors() {
+    let scratch = Scratch::with_corpus(3, 2000);
+    let job = with(
+        stillhouse_tests::job(),
+        &json!({"extract": null, "subtokens": null, "partitions": null,
+        "tokenizer": {"path": stillhouse_tests::nano_teacher()}, "filter": {"rules": [{"length": {"min_characters": 9000}}]}}),
+    );
+    scratch.job("job.yaml", &job);
+    scratch.stillhouse(&["run", "job.yaml"]).expect(1).says(&[
+        "this job produced no sequences: 3 documents read, 0 records skipped, 3 dropped (3 length.too_few_characters)",
+        "the filters dropped every document",
+    ]);
+    assert!(!scratch.path("out/_SUCCESS").exists());
+    scratch.job("job.yaml", &with(job, &json!({"filter": {"rules": [{"length": {"min_characters": 1}}]}})));
+    scratch.stillhouse(&["run", "job.yaml"]).expect(0);
+    scratch.stillhouse(&["inspect", "out", "--dropped"]).expect(2).says(&["no document was dropped"]);
+}
+
+/// A chat job over `chat.jsonl` whose template is as simple as it can be.
+fn chat_job(scratch: &Scratch) -> Value {
+    let template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{% endfor %}\
+                    {% if add_generation_prompt %}[assistant] {% endif %}";
+    scratch.write("template.jinja", template);
+    json!({
+        "version": 1, "name": "chat",
+        "input": {"format": "jsonl", "paths": ["chat.jsonl"], "messages": "messages"},
+        "chat": {"template": "template.jinja"},
+        "tokenizer": {"path": stillhouse_tests::nano_teacher(), "special_tokens": "parse"},
+        "pack": {"mode": "best_fit", "length": 64, "separator": "none", "boundary": "none"},
+        "output": {"path": "out"}
+    })
+}
+
+fn conversation(i: usize) -> Value {
+    json!({"messages": [{"role": "user", "content": format!("Say {i}.")}, {"role": "assistant", "content": format!("It is {i}.")}]})
+}
+
+#[test]
+fn conversations_have_a_loss_mask_and_bad_ones_are_bounded() {
+    let scratch = Scratch::new();
+    let mut text: String = (0..40).map(|i| format!("{}\n", conversation(i))).collect();
+    text += "{\"messages\": []}\n{\"messages\": [{\"role\": \"user\", \"content\": \"?\"}]}\n";
+    scratch.write("chat.jsonl", &text);
+    let job = chat_job(&scratch);
+    scratch.job("job.yaml", &job);
+    let says = ["chat: document 40 of split 0: `messages` is a list of 0; valid: a list of at least one message"];
+    scratch.stillhouse(&["run", "job.yaml"]).expect(1).says(&says);
+    let skip = with(job, &json!({"input": {"on_error": "skip"}}));
+    scratch.job("job.yaml", &skip);
+    scratch
+        .stillhouse(&["run", "job.yaml", "--quiet"])
+        .expect(1)
+        .says(&["1 of 42 records were skipped", "input.max_skipped: 0.01"]);
+    scratch.job("job.yaml", &with(skip, &json!({"input": {"max_skipped": 0.1}})));
+    scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
+    let statistics = &manifest(&scratch)["statistics"];
+    assert_eq!(statistics["dropped"], json!({"chat.bad_conversation": 1, "chat.nothing_to_train": 1}));
+    // " It is 7.<|endoftext|>\n": the space belongs to the prompt `[assistant] ` and to the word after it
+    let row = scratch.stillhouse(&["inspect", "out", "--row", "0", "--json"]).expect(0).json();
+    let trained =
+        scratch.stillhouse(&["inspect", "out", "--row", "0", "--column", "loss_mask", "--json"]).expect(0).json();
+    let mask = trained["values"][0]["values"].as_array().unwrap();
+    let tokens = row["row"]["tokens"].as_array().unwrap();
+    let texts: String =
+        tokens.iter().zip(mask).filter(|(_, m)| **m == json!(true)).map(|(t, _)| t["text"].as_str().unwrap()).collect();
+    assert!(texts.starts_with(" It is 0.<|endoftext|>\\n It is 1.<|endoftext|>\\n"), "{texts}");
+    let shown = scratch.stillhouse(&["inspect", "out", "--dropped", "chat.bad_conversation"]).expect(0);
+    assert!(shown.stdout.contains("valid: a list of at least one message"), "{}", shown.stdout);
+    // the template decides the tokens: a data set of another one is not continued
+    let template = fs::read_to_string(scratch.path("template.jinja")).unwrap();
+    assert_eq!(fs::read_to_string(scratch.path("out/chat_template.jinja")).unwrap(), template);
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+    scratch.write("template.jinja", &template.replace("[{{", "<{{"));
+    scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(2).says(&["chat.template"]);
+}
