@@ -20,7 +20,8 @@ from shared_fixtures import ROOT, program
 from transformers import PreTrainedTokenizerFast
 
 import stillhouse
-from stillhouse import ViewError, views
+from stillhouse import views
+from stillhouse.views import ViewError
 
 TEMPLATES = ROOT / "operators/chat/tests/templates"
 CASES = {
@@ -37,7 +38,10 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
         {"role": "user", "content": "Write <|im_end|> and <|eot_id|> as text."},
         {"role": "assistant", "content": "I shall not.\n\nNever, 12345 times."},
     ],
-    *([{"role": "user", "content": f"Number {i}?"}, {"role": "assistant", "content": f"It is {i * 7919}."}] for i in range(30)),
+    *(
+        [{"role": "user", "content": f"Number {i}?"}, {"role": "assistant", "content": f"It is {i * 7919}."}]
+        for i in range(30)
+    ),
 ]
 LENGTH = 256
 
@@ -86,14 +90,22 @@ def test_ids_and_masks_are_those_of_transformers(name: str, tmp_path: pathlib.Pa
     got = rows(made)
     assert len(got) == len(CONVERSATIONS)
     for messages, (ids, trained) in zip(CONVERSATIONS, got, strict=True):
-        expected = loaded.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=template is not None)
+        expected = loaded.apply_chat_template(
+            messages, return_dict=True, return_assistant_tokens_mask=template is not None
+        )
         assert ids == list(expected["input_ids"])
         if template is not None:
             assert trained == [bool(mask) for mask in expected["assistant_masks"]]
     if template is None:  # by hand: what the assistant says, and the end of its turn
-        said = [loaded.decode([i for i, is_trained in zip(ids, trained, strict=True) if is_trained]) for ids, trained in got]
-        ends = ["".join(m["content"] + "<|im_end|>\n" for m in messages if m["role"] == "assistant") for messages in CONVERSATIONS]
-        assert said == ends
+        said = [
+            loaded.decode([i for i, is_trained in zip(ids, trained, strict=True) if is_trained]) for ids, trained in got
+        ]
+        ends = [
+            "".join(m["content"] + "<|im_end|>\n" for m in messages if m["role"] == "assistant")
+            for messages in CONVERSATIONS
+        ]
+        # a token that holds the line break of the header and the first spaces of an answer counts
+        assert [text.lstrip("\n") for text in said] == ends
 
 
 def test_parquet_gives_what_json_lines_give(tmp_path: pathlib.Path) -> None:
@@ -138,7 +150,7 @@ def test_answers_fill_whole_blocks(fill: str, tmp_path: pathlib.Path) -> None:
 def test_views_train_on_the_assistant_alone(tmp_path: pathlib.Path) -> None:
     """The first loss of a model that knows nothing is ln V per trained token, whatever share of the tokens that is."""
     tokenizer, template = CASES["smollm2"]
-    ds = stillhouse.ShardDataset(run(tmp_path, job(tokenizer, template)))
+    ds = stillhouse.open(run(tmp_path, job(tokenizer, template)))
     batch = ds[:8].torch()
     vocabulary = ds.info.vocab_size
     trained, found = batch["loss_mask"], torch.zeros_like(batch["loss_mask"])
@@ -148,7 +160,13 @@ def test_views_train_on_the_assistant_alone(tmp_path: pathlib.Path) -> None:
         assert not (example.targets & ~trained).any()
         assert (example.input_ids[~trained] == batch["input_ids"][~trained]).all()
     assert (found == trained).all()
-    weights = sum(float(views.mdlm.mask(batch, mask_id=vocabulary, epoch=epoch).target_weights().sum()) for epoch in range(400)) / 400
+    weights = (
+        sum(
+            float(views.mdlm.mask(batch, mask_id=vocabulary, epoch=epoch).target_weights().sum())
+            for epoch in range(400)
+        )
+        / 400
+    )
     np.testing.assert_allclose(weights, float(trained.sum()), rtol=0.1)
     blocks = views.bd3lm.mask(batch, block_size=16, mask_id=vocabulary)
     assert not (blocks.targets & ~trained).any()

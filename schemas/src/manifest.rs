@@ -419,6 +419,9 @@ pub struct Statistics {
 /// Reason for a record that is no conversation, or that the chat template rejects. `input.max_skipped` bounds their number.
 pub const BAD_CONVERSATION: &str = "chat.bad_conversation";
 
+/// Name of the statistic of positions of conversations on which the model is trained, after packing.
+pub const TRAINED_TOKENS: &str = "trained_tokens";
+
 /// Key of a shard's footer with samples of the documents that filters dropped: an object of lists of [`DroppedDocument`] by
 /// rule and reason. Shards of splits without such documents do not have it.
 pub const DROPPED_DOCUMENTS: &str = "stillhouse.dropped_documents";

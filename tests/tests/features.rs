@@ -34,8 +34,15 @@ fn tree(selection: &[&str], edges: &str) -> Tree {
 }
 
 /// Crates with so few dependencies that their tests build only those; in a clean clone they run within minutes.
-const SMALL: [&str; 5] =
-    ["stillhouse-schemas", "stillhouse-noise", "stillhouse-signals", "stillhouse-tokenizer", "stillhouse-cpu"];
+const SMALL: [&str; 7] = [
+    "stillhouse-schemas",
+    "stillhouse-noise",
+    "stillhouse-signals",
+    "stillhouse-tokenizer",
+    "stillhouse-filters",
+    "stillhouse-chat",
+    "stillhouse-cpu",
+];
 
 /// The workspace features that a selection of packages lacks, one line per package.
 fn lacking(all: &Tree, selected: &Tree) -> Vec<String> {

@@ -43,7 +43,7 @@ use crate::operator::{
     Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, TRAINED, tokens_schema,
 };
 use crate::rows::{ListRows, list_column};
-use crate::vocabulary::{Role, Vocabulary};
+use crate::vocabulary::{EncodedText, Role, Vocabulary};
 
 const NAME: &str = "chat";
 
@@ -55,8 +55,6 @@ pub const TEMPLATE: &str = "chat_template.jinja";
 /// Reason for a conversation on which nothing is trained.
 const NOTHING: &str = "chat.nothing_to_train";
 
-/// Name of the statistic of trained tokens.
-const TRAINED_TOKENS: &str = "trained_tokens";
 /// Name of the statistic of tokens that fill blocks.
 const FILLED_TOKENS: &str = "block_fill_tokens";
 
@@ -93,10 +91,8 @@ impl OperatorConfig for ChatConfig {
     const NAME: &'static str = NAME;
     const SECTION: Option<SectionKind> = Some(SectionKind::of::<ChatSection>());
     const SIDECAR_FILES: &'static [&'static str] = &[TEMPLATE];
-    const STATISTICS: &'static [StatisticKind] = &[
-        StatisticKind { name: TRAINED_TOKENS, meaning: "Tokens on which the model is trained, before packing" },
-        StatisticKind { name: FILLED_TOKENS, meaning: "Tokens that fill the last blocks of answers" },
-    ];
+    const STATISTICS: &'static [StatisticKind] =
+        &[StatisticKind { name: FILLED_TOKENS, meaning: "Tokens that fill the last blocks of answers" }];
 
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
         let Some(section) = context.section::<ChatSection>()? else { return Ok(None) };
@@ -192,6 +188,13 @@ struct TokenizedConversation {
     filled: u64,
 }
 
+/// The answer to which the tokens belong.
+struct Answer {
+    message: Option<usize>,
+    /// Tokens since it began.
+    tokens: usize,
+}
+
 impl Chat {
     /// Returns the tokens of a record, or why it has none.
     fn tokenize(&self, document: &WholeDocument<'_>) -> Result<TokenizedConversation, String> {
@@ -201,7 +204,8 @@ impl Chat {
         let conversation = self.conversation(&document.text)?;
         let rendered =
             self.template.render_trained(&conversation, self.config.train.rule()).map_err(|e| e.to_string())?;
-        let (ids, offsets) = self.vocabulary.encode_with_offsets(&rendered.text).map_err(|e| e.to_string())?;
+        let EncodedText { ids, offsets } =
+            self.vocabulary.encode_with_offsets(&rendered.text).map_err(|e| e.to_string())?;
         if let Some(id) = ids.iter().find(|id| **id & TRAINED != 0) {
             return Err(format!("got token id {id}, valid: ids up to {}", i32::MAX));
         }
@@ -225,36 +229,42 @@ impl Chat {
         .map_err(|e| e.to_string())
     }
 
-    /// Marks the tokens that contain a byte of the trained ranges, which ascend, and fills the last block of each run of
-    /// them.
+    /// Marks the tokens that contain a byte of the trained ranges, which ascend, and fills the last block of each answer.
     fn marked(&self, ids: &[u32], offsets: &[(usize, usize)], trained: &[TrainedRange]) -> TokenizedConversation {
         let mut made = TokenizedConversation { tokens: Vec::with_capacity(ids.len()), trained: 0, filled: 0 };
-        let mut ranges = trained.iter().map(|trained| trained.range.clone()).peekable();
-        let mut run = 0;
+        let mut ranges = trained.iter().peekable();
+        let mut answer: Option<Answer> = None;
         for (&id, &(start, end)) in ids.iter().zip(offsets) {
-            while ranges.peek().is_some_and(|range| range.end <= start) {
-                ranges.next();
+            while ranges.next_if(|trained| trained.range.end <= start).is_some() {}
+            let next = ranges.peek();
+            let contains = |range: &std::ops::Range<usize>| range.start < end || (start == end && range.start == start);
+            let is_trained = next.is_some_and(|trained| contains(&trained.range));
+            let message = next.and_then(|trained| trained.message);
+            // text between two ranges of a message does not end its answer
+            if answer
+                .as_ref()
+                .is_some_and(|answer| next.is_none() || answer.message != message || message.is_none() && !is_trained)
+            {
+                self.fill_block(answer.take(), &mut made);
             }
-            let is_trained = ranges.peek().is_some_and(|range| range.start < end.max(start + 1));
-            if !is_trained {
-                self.fill_block(&mut run, &mut made);
+            if is_trained {
+                answer.get_or_insert(Answer { message, tokens: 0 });
             }
-            run += usize::from(is_trained);
+            if let Some(answer) = &mut answer {
+                answer.tokens += 1;
+            }
             made.trained += u64::from(is_trained);
             made.tokens.push(if is_trained { id | TRAINED } else { id });
         }
-        self.fill_block(&mut run, &mut made);
+        self.fill_block(answer, &mut made);
         made
     }
 
-    /// Fills the last block of an answer of `run` tokens, and begins the next run.
-    fn fill_block(&self, run: &mut usize, made: &mut TokenizedConversation) {
-        let answer = std::mem::take(run);
-        let Some((length, id, is_trained)) = self.config.block.filter(|_| self.config.train.rule() != TrainOn::All)
-        else {
-            return;
-        };
-        let missing = answer.next_multiple_of(length) - answer;
+    /// Fills the last block of an answer.
+    fn fill_block(&self, answer: Option<Answer>, made: &mut TokenizedConversation) {
+        let block = self.config.block.filter(|_| self.config.train.rule() != TrainOn::All);
+        let (Some(Answer { tokens, .. }), Some((length, id, is_trained))) = (answer, block) else { return };
+        let missing = tokens.next_multiple_of(length) - tokens;
         made.tokens.extend(std::iter::repeat_n(if is_trained { id | TRAINED } else { id }, missing));
         made.trained += if is_trained { missing as u64 } else { 0 };
         made.filled += missing as u64;
@@ -281,7 +291,7 @@ impl Operator for Chat {
         }
         let tokenized: Vec<_> = documents.par_iter().map(|document| self.tokenize(document)).collect();
         let (mut kept, mut tokens, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut trained, mut filled) = (0, 0);
+        let mut filled = 0;
         for (document, tokenized) in documents.iter().zip(tokenized) {
             match tokenized {
                 Err(message) => self.bad(document, message)?,
@@ -290,7 +300,6 @@ impl Operator for Chat {
                     kept.push(document.id);
                     lengths.push(made.tokens.len());
                     tokens.extend(made.tokens);
-                    trained += made.trained;
                     filled += made.filled;
                 }
             }
@@ -299,7 +308,6 @@ impl Operator for Chat {
         {
             let mut statistics = self.statistics.lock();
             statistics.text_tokens += tokens.len() as u64;
-            statistics.count(TRAINED_TOKENS, Statistic::Sum(trained));
             if self.config.block.is_some() {
                 statistics.count(FILLED_TOKENS, Statistic::Sum(filled));
             }

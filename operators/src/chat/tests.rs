@@ -37,8 +37,11 @@ fn config() -> ChatConfig {
 const RECORD: &str = r#"{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"},
 {"role": "assistant", "content": "2"}, {"role": "user", "content": "And Δ?"}, {"role": "assistant", "content": "Δ is delta."}]}"#;
 
+/// A conversation: document, ids, trained.
+type Tokens = (u64, Vec<u32>, Vec<bool>);
+
 /// Runs the operator over records. Returns the tokens of each conversation: (document, ids, trained).
-fn run(config: &ChatConfig, records: &[&str]) -> (Vec<(u64, Vec<u32>, Vec<bool>)>, SplitContext) {
+fn run(config: &ChatConfig, records: &[&str]) -> (Vec<Tokens>, SplitContext) {
     let context = context(&smollm2());
     let mut operator = config.operator(&context).unwrap();
     let pieces: Vec<(u64, &str, bool)> = (0..).zip(records).map(|(id, record)| (id, *record, true)).collect();
@@ -72,8 +75,6 @@ fn the_model_is_trained_on_what_the_assistant_says_and_on_its_end() {
     assert_eq!(trained_texts(ids, trained), ["2<|im_end|>\n", "Δ is delta.<|im_end|>\n"]);
     let counted = statistics(&context);
     assert_eq!(counted.text_tokens, ids.len() as u64);
-    let of_mask = trained.iter().filter(|trained| **trained).count() as u64;
-    assert_eq!(counted.operators[TRAINED_TOKENS], Statistic::Sum(of_mask));
 
     let (last, _) = run(&ChatConfig { train: TrainedMessages::Last, ..config() }, &[RECORD]);
     assert_eq!(trained_texts(&last[0].1, &last[0].2), ["Δ is delta.<|im_end|>\n"]);

@@ -38,6 +38,9 @@ const NAME: &str = "filter";
 /// Reason for a document that is longer than the rules may judge.
 const TOO_LARGE: &str = "filter.too_large";
 
+/// Text of kept documents in a batch, unless one piece is longer. Arrow's offsets end at 2^31.
+const MAX_BATCH_BYTES: usize = 64 << 20;
+
 /// Configuration of `filter`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FilterConfig {
@@ -114,13 +117,13 @@ impl Operator for FilterDocuments {
                 Ok(text) => {
                     // a rule may also make a text longer, for example by replacing an address
                     cut_bytes += document.bytes.saturating_sub(text.len()) as u64;
-                    kept.push(document.id, &text);
+                    kept.push(document.id, &text, emit)?;
                 }
                 Err(reason) => self.dropped.add(&reason, document, None),
             }
         }
         self.statistics.lock().filtered_bytes += cut_bytes;
-        kept.finish()?.map_or(Ok(()), emit)
+        kept.flush(emit)
     }
 
     fn finish(&mut self, _emit: &mut Emit<'_>) -> Result<(), OperatorError> {
@@ -142,27 +145,30 @@ impl KeptPieces {
         Self { piece_bytes, ids: UInt64Builder::new(), texts: StringBuilder::new(), ends: BooleanBuilder::new() }
     }
 
-    fn push(&mut self, id: u64, mut text: &str) {
+    fn push(&mut self, id: u64, mut text: &str, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         loop {
             let (piece, rest) = text.split_at(text.floor_char_boundary(self.piece_bytes));
+            if self.texts.values_slice().len() + piece.len() > MAX_BATCH_BYTES {
+                self.flush(emit)?;
+            }
             self.ids.append_value(id);
             self.texts.append_value(piece);
             self.ends.append_value(rest.is_empty());
             text = rest;
             if rest.is_empty() {
-                return;
+                return Ok(());
             }
         }
     }
 
-    fn finish(mut self) -> Result<Option<RecordBatch>, OperatorError> {
+    fn flush(&mut self, emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         let ids = self.ids.finish();
         if ids.is_empty() {
-            return Ok(None);
+            return Ok(());
         }
         let columns: Vec<arrow::array::ArrayRef> =
             vec![Arc::new(ids), Arc::new(self.texts.finish()), Arc::new(self.ends.finish())];
-        RecordBatch::try_new(documents_schema(), columns).map(Some).map_err(OperatorError::arrow(NAME))
+        emit(RecordBatch::try_new(documents_schema(), columns).map_err(OperatorError::arrow(NAME))?)
     }
 }
 

@@ -42,6 +42,7 @@ use arrow::array::{BooleanArray, RecordBatch, UInt32Array, UInt64Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use stillhouse_schemas::columns::{self, RowLength};
+use stillhouse_schemas::manifest::TRAINED_TOKENS;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::sections::Section;
 use stillhouse_schemas::spec;
@@ -62,6 +63,8 @@ pub use segment_breaks::SegmentBreaks;
 const NAME: &str = "pack";
 /// Name of the statistic of padding.
 const PADDING: &str = "padding";
+/// Name of the statistic of sequences of conversations that train nothing, such as a part of a long prompt.
+const UNTRAINED_ROWS: &str = "untrained_sequences";
 /// Name of the statistic of documents that are cut.
 const CUT_DOCUMENTS: &str = "cut_documents";
 
@@ -272,6 +275,8 @@ impl OperatorConfig for PackConfig {
 
     const STATISTICS: &'static [StatisticKind] = &[
         StatisticKind { name: PADDING, meaning: "Positions of padding" },
+        StatisticKind { name: TRAINED_TOKENS, meaning: "Tokens on which the model is trained" },
+        StatisticKind { name: UNTRAINED_ROWS, meaning: "Sequences without a token on which the model is trained" },
         StatisticKind { name: CUT_DOCUMENTS, meaning: "Documents longer than a row, which are cut" },
     ];
 

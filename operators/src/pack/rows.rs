@@ -6,8 +6,9 @@ use arrow::array::{ArrayRef, BooleanArray, Int32Array, RecordBatch, UInt64Array}
 use arrow::datatypes::SchemaRef;
 use stillhouse_schemas::columns;
 use stillhouse_schemas::ids::SplitId;
+use stillhouse_schemas::manifest::{Statistic, TRAINED_TOKENS};
 
-use super::{NAME, PackConfig};
+use super::{NAME, PackConfig, UNTRAINED_ROWS};
 use crate::operator::{Emit, Measure, Meter, OperatorError, SharedStatistics, SplitContext, TRAINED};
 use crate::rows::list_column;
 
@@ -72,6 +73,12 @@ impl RowWriter {
         segments: &[Segment],
         emit: &mut Emit<'_>,
     ) -> Result<(), OperatorError> {
+        if self.has_loss_mask {
+            let trained = ids.iter().filter(|id| id.cast_unsigned() & TRAINED != 0).count() as u64;
+            let mut statistics = self.statistics.lock();
+            statistics.count(TRAINED_TOKENS, Statistic::Sum(trained));
+            statistics.count(UNTRAINED_ROWS, Statistic::Sum(u64::from(trained == 0)));
+        }
         self.ids.extend_from_slice(ids);
         self.lengths.push(ids.len());
         self.valid.push(valid);

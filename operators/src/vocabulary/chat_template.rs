@@ -9,12 +9,12 @@ use super::VocabularyError;
 use super::specials::read_object;
 
 /// Returns the template of a folder: `chat_template.jinja`, else `chat_template` of `tokenizer_config.json`, which is a text
-/// or a list of named texts, of which `default` counts.
+/// or a list of named texts, of which `default` counts. A file that is not UTF-8 is no template.
 pub(super) fn of_folder(folder: &Path) -> Result<Option<String>, VocabularyError> {
     let path = folder.join("chat_template.jinja");
     match std::fs::read_to_string(&path) {
         Ok(template) => return Ok(Some(template)),
-        Err(e) if e.kind() == ErrorKind::NotFound => {}
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => {}
         Err(source) => return Err(VocabularyError::Io { path, source }),
     }
     let config = read_object(&folder.join("tokenizer_config.json"))?.unwrap_or_default();

@@ -52,6 +52,7 @@ use stillhouse_tokenizer::{FastTokenizer, Scratch, UnsupportedComponent};
 use tokenizers::Tokenizer;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::models::ModelWrapper;
+use tokenizers::processors::PostProcessorWrapper;
 
 /// The purpose of a special token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -171,6 +172,15 @@ pub enum VocabularyError {
     },
 }
 
+/// The tokens of a text, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EncodedText {
+    /// Ids.
+    pub ids: Vec<u32>,
+    /// For each token, the first byte of the text that it stands for, and the byte after the last.
+    pub offsets: Vec<(usize, usize)>,
+}
+
 /// A tokenizer with its special tokens.
 #[derive(Debug)]
 pub struct Vocabulary {
@@ -181,6 +191,8 @@ pub struct Vocabulary {
     fast: OnceLock<Result<FastTokenizer, UnsupportedComponent>>,
     /// Free scratch memory for threads that encode.
     scratches: Mutex<Vec<Scratch>>,
+    /// The encoder without its post-processor, which may trim spaces off the offsets of tokens; built at first use.
+    offset_encoder: OnceLock<Box<Tokenizer>>,
     /// For each id, whether encoding must not produce it.
     is_forbidden: Vec<bool>,
     special_tokens: SpecialTokens,
@@ -280,6 +292,7 @@ impl Vocabulary {
         Ok(Self {
             tokenizer,
             encoder,
+            offset_encoder: OnceLock::new(),
             fast,
             scratches,
             is_forbidden,
@@ -341,12 +354,16 @@ impl Vocabulary {
     ///
     /// # Errors
     /// Fails if the tokenizer does.
-    pub fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<(usize, usize)>), VocabularyError> {
-        let encoding = self
-            .encoder()
+    pub fn encode_with_offsets(&self, text: &str) -> Result<EncodedText, VocabularyError> {
+        let encoder = self.offset_encoder.get_or_init(|| {
+            let mut encoder = self.encoder().clone();
+            encoder.with_post_processor(None::<PostProcessorWrapper>);
+            Box::new(encoder)
+        });
+        let encoding = encoder
             .encode(text, false)
             .map_err(|e| VocabularyError::Encode { tokenizer: self.source.clone(), message: e.to_string() })?;
-        Ok((encoding.get_ids().to_vec(), encoding.get_offsets().to_vec()))
+        Ok(EncodedText { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
     }
 
     /// Returns the ids of a text, without special tokens, truncation or padding.

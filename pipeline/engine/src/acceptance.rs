@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord, Statistics};
+use stillhouse_schemas::manifest::{Manifest, Range, ShardRecord, SplitRecord, Statistic, Statistics, TRAINED_TOKENS};
 use stillhouse_schemas::spec::{Input, JobSpec, OnError, PackMode, Remainder};
 
 /// Records to read before warning that the job will probably fail; a smaller sample proves little.
@@ -37,6 +37,14 @@ pub fn check_dataset(spec: &JobSpec, manifest: &Manifest) -> Result<()> {
     }
     if skips_too_many(&spec.input, s, 0) {
         return Err(too_many_skipped_error(&spec.input, s));
+    }
+    if spec.input.messages.is_some() && s.operators.get(TRAINED_TOKENS) == Some(&Statistic::Sum(0)) {
+        let message = format!(
+            "no token of the {total_rows} sequences trains the model: `loss_mask` is false everywhere; raise `pack.length` \
+             ({}), which cuts off the answers, or check `chat.train`",
+            spec.pack.length
+        );
+        return Err(PipelineError::new(ErrorKind::Input, message));
     }
     Ok(())
 }

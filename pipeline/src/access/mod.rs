@@ -315,7 +315,7 @@ impl<'a> Gate<'a> {
             let refusal = names.expand(path).ok().and_then(|real| self.model_refusal(base, &real));
             problems.extend(refusal.map(|m| Problem::new(field, shown(path), m)));
         }
-        for file in job_format().files(spec) {
+        for file in job_format().files(spec).into_iter().filter(|file| !file.path.is_empty()) {
             let refusal = names.expand(&file.path).ok().and_then(|real| self.path_refusal(base, &real, Purpose::Read));
             problems.extend(refusal.map(|m| Problem::new(file.field, shown(&file.path), m)));
         }

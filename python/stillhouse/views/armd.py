@@ -21,7 +21,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..batch import Array, ArrayT, Batch
-from .example import Bools, Example, Rows, as_labels, epoch_of, replay, rows_of, stored_column, to_numpy
+from .example import (
+    Bools,
+    Example,
+    Rows,
+    as_labels,
+    epoch_of,
+    refuse_loss_mask,
+    replay,
+    rows_of,
+    stored_column,
+    to_numpy,
+)
 from .keyed import ViewError, below, epoch_seed, uniforms
 from .times import first_of
 
@@ -109,6 +120,7 @@ def progressive(
     ρ follows from the training ``step`` and ``schedule``, or is ``rho``, as ``orders: {kind: progressive, rho: 8}`` stores it. Purposes: ``armd_places`` (the ρ positions with the smallest
     uniforms are shuffled, so that a growing ρ adds places), ``armd_shuffle`` (their new order: ascending uniforms).
     """
+    refuse_loss_mask(batch, "views.armd")
     rows, key = rows_of(batch), epoch_seed(seed, epoch_of(batch, epoch))
     size, length = rows.ids.shape
     if (step is None) == (rho is None):
@@ -148,6 +160,7 @@ def strided(
     have one order and one attention mask. The step is the global batch, the same on every rank; without one it is the batch, keyed by the id of its first row.
     Where S does not divide the tokens of a row, the first streams are one token longer.
     """
+    refuse_loss_mask(batch, "views.armd")
     rows = rows_of(batch)
     choices = np.atleast_1d(np.asarray(streams, np.int64))
     if choices.ndim != 1 or not len(choices) or (choices < 1).any():
@@ -189,6 +202,7 @@ def random(batch: Batch[ArrayT], *, steps: int, seed: int = 0, epoch: int | None
     """
     if not 1 <= steps <= 1 << 20:
         raise ViewError(f"steps: got {steps}, valid: 1 to 2^20")
+    refuse_loss_mask(batch, "views.armd")
     rows = rows_of(batch)
     drawn = uniforms(epoch_seed(seed, epoch_of(batch, epoch)), "armd_steps", rows.sequence_ids, rows.ids.shape[1])
     return masking_steps(batch, 1 + (drawn * steps).astype(np.int64), steps=steps)
@@ -200,6 +214,7 @@ def masking_steps(batch: Batch[ArrayT], tau: Array, *, steps: int | None = None)
     Positions are sorted by τ descending (masked last = generated first), equal ones by position, and
     B(n) = T − τ(n) + 1. T is ``steps``, by default the largest τ of all rows. The τ of padding is ignored.
     """
+    refuse_loss_mask(batch, "views.armd")
     rows = rows_of(batch)
     given = to_numpy(tau).astype(np.int64)
     if given.shape not in (rows.ids.shape, rows.ids.shape[1:]):
@@ -217,6 +232,7 @@ def masking_steps(batch: Batch[ArrayT], tau: Array, *, steps: int | None = None)
 def stored(batch: Batch[ArrayT]) -> OrderExample[ArrayT]:
     """The stored columns ``order`` and ``block``, int [B, L]: an :class:`OrderExample`."""
     instead = "draw one with `progressive` or `strided`"
+    refuse_loss_mask(batch, "views.armd")
     rows = rows_of(batch)
     columns = [stored_column(batch, column, "orders: {kind: strided}", instead) for column in ("order", "block")]
     order, block = (column.astype(np.int64) for column in columns)

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..batch import Array, ArrayT, Batch
-from .example import Example, replay, rows_of, to_numpy
+from .example import Example, refuse_loss_mask, replay, rows_of, to_numpy
 from .keyed import ViewError
 
 OFFSETS = {"next": 1, "lookahead": 2}
@@ -110,6 +110,7 @@ def targets(
         first = OFFSETS[offsets or "next"]
     if heads < 1 or first < 1:
         raise ViewError(f"heads, first: got {heads}, {first}, valid: 1 or more")
+    refuse_loss_mask(batch, "views.medusa")
     rows = rows_of(batch)
     size, length = rows.ids.shape
     at = np.arange(length) if anchors is None else to_numpy(anchors).astype(np.int64)

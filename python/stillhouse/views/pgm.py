@@ -25,6 +25,7 @@ from .example import (
     Floats,
     Rows,
     epoch_of,
+    refuse_loss_mask,
     rows_of,
     stored_column,
     to_numpy,
@@ -140,6 +141,7 @@ def partition(
 
     Purposes: ``partition_t`` (the time), ``partition_group`` (one uniform per position), ``partition_repair``.
     """
+    refuse_loss_mask(batch, "views.pgm.partition")
     rows, alpha = rows_of(batch), schedule_of(schedule, batch.info)
     groups = groups_of(
         batch,

@@ -1,11 +1,13 @@
 //! Conversations in Parquet files: the columns of messages and tools of a row, as a JSON object.
 //!
-//! Memory: about [`BATCH_BYTES`] of rows, decoded and as JSON; at least one row.
+//! Memory: [`MAX_BATCH_ROWS`] rows at most, decoded and as JSON. A dictionary may hold a long value once for many rows, so
+//! the size of a row group does not bound that of its rows.
 
 use arrow::array::RecordBatch;
 use arrow_json::writer::LineDelimitedWriter;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::basic::{ConvertedType, Type as PhysicalType};
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::schema::types::SchemaDescriptor;
 use stillhouse_base::source_error::SourceError;
@@ -17,7 +19,9 @@ use super::table::metadata;
 use super::{fault, open};
 use crate::records::{Cell, Rows};
 use crate::segment::RowGroup;
-use crate::table_format::{BATCH_BYTES, BATCH_ROWS};
+
+/// Rows decoded at a time.
+const MAX_BATCH_ROWS: usize = 16;
 
 /// Returns the indices of the columns with the messages and the tools.
 fn roots(schema: &SchemaDescriptor, file: &InputFile, input: &Input) -> Result<Vec<usize>, SourceError> {
@@ -29,7 +33,22 @@ fn roots(schema: &SchemaDescriptor, file: &InputFile, input: &Input) -> Result<V
         })
     };
     let messages = input.messages.iter().map(|name| index(name, "input.messages"));
-    messages.chain(input.tools.iter().map(|name| index(name, "input.tools"))).collect()
+    let roots: Vec<usize> =
+        messages.chain(input.tools.iter().map(|name| index(name, "input.tools"))).collect::<Result<_, _>>()?;
+    let bytes = schema.columns().iter().enumerate().find(|(leaf, column)| {
+        let is_untyped = column.logical_type_ref().is_none() && column.converted_type() == ConvertedType::NONE;
+        roots.contains(&schema.get_column_root_idx(*leaf))
+            && column.physical_type() == PhysicalType::BYTE_ARRAY
+            && is_untyped
+    });
+    match bytes {
+        // as JSON they would be hexadecimal digits
+        Some((_, column)) => {
+            let message = format!("the column {:?} holds bytes without a type; valid: strings", column.path().string());
+            Err(SourceError::corrupt(&file.path, message))
+        }
+        None => Ok(roots),
+    }
 }
 
 /// Bytes of these columns in a row group, not compressed.
@@ -53,8 +72,9 @@ pub(super) fn row_groups(store: &Store, file: &InputFile, input: &Input) -> Resu
 pub(super) struct ConversationRows {
     file: InputFile,
     reader: ParquetRecordBatchReader,
-    /// The number of the next row.
+    /// The number of the next row, and the row after the range.
     row: u64,
+    end: u64,
     /// The rows of a batch, one per line, and the part of it that is the current row.
     lines: Vec<u8>,
     current: (usize, usize),
@@ -71,19 +91,15 @@ impl ConversationRows {
         let metadata = metadata(store, file)?;
         let roots = roots(metadata.parquet_schema(), file, input)?;
         let (mut groups, mut first, mut skipped) = (Vec::new(), 0, 0);
-        let (mut rows, mut size) = (0, 0);
         for (index, group) in metadata.metadata().row_groups().iter().enumerate() {
             let next = first + group.num_rows().max(0) as u64;
             if next > start && first < end {
                 groups.push(index);
-                rows += next - first;
-                size += bytes(group, metadata.parquet_schema(), &roots);
             } else if next <= start {
                 skipped = next;
             }
             first = next;
         }
-        let batch = (BATCH_BYTES as u64 * rows.max(1) / size.max(1)).clamp(1, BATCH_ROWS as u64);
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots);
         let cache = RangeCache::new(store, &file.location, file.size);
         let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(cache, metadata)
@@ -91,10 +107,10 @@ impl ConversationRows {
             .with_row_groups(groups)
             .with_offset((start - skipped) as usize)
             .with_limit(end.saturating_sub(start) as usize)
-            .with_batch_size(batch as usize)
+            .with_batch_size(MAX_BATCH_ROWS)
             .build()
             .map_err(|e| fault(&file.path, e))?;
-        Ok(Self { file: file.clone(), reader, row: start, lines: Vec::new(), current: (0, 0) })
+        Ok(Self { file: file.clone(), reader, row: start, end, lines: Vec::new(), current: (0, 0) })
     }
 
     /// Writes the next batch as lines. Returns false at the end.
@@ -120,6 +136,10 @@ impl Rows for ConversationRows {
                 break begin;
             }
             if !self.next_batch()? {
+                if self.row < self.end {
+                    let message = format!("ends at row {}; its footer says {} rows or more", self.row, self.end);
+                    return Err(SourceError::corrupt(&self.file.path, message));
+                }
                 return Ok(None);
             }
         };
