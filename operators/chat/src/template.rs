@@ -9,7 +9,7 @@ use minijinja::{Environment, ErrorKind, Value};
 use crate::environment::{NAME, describe, environment};
 use crate::json::Json;
 use crate::strftime::Date;
-use crate::{ChatError, Conversation, generation, rewrite, trained};
+use crate::{ChatError, Conversation, generation, rewrite};
 
 /// Most bytes of a rendered text.
 pub const MAX_TEXT_BYTES: usize = 64 << 20;
@@ -114,23 +114,6 @@ impl ChatTemplate {
     pub fn render(&self, conversation: &Conversation, add_generation_prompt: bool) -> Result<String, ChatError> {
         Renderer::new(self, conversation).render(&conversation.values(), add_generation_prompt)
     }
-
-    /// The text without a generation prompt, and the parts of it that are trained on.
-    ///
-    /// With `{% generation %}` blocks these are the blocks, as in transformers' `return_assistant_tokens_mask`, less those
-    /// of messages that are left out. Without, they are derived from renders of the conversation's beginnings; see the
-    /// [crate documentation](crate).
-    pub fn render_trained(&self, conversation: &Conversation, train: TrainOn) -> Result<Rendered, ChatError> {
-        let mut renderer = Renderer::new(self, conversation);
-        let text = renderer.render(&conversation.values(), false)?;
-        let trained = match train {
-            TrainOn::All if text.is_empty() => Vec::new(),
-            TrainOn::All => vec![TrainedRange { range: 0..text.len(), message: None }],
-            _ if self.has_blocks => trained::blocks(&mut renderer, &text, train)?,
-            _ => trained::derive(&mut renderer, &text, train)?,
-        };
-        Ok(Rendered { text, trained })
-    }
 }
 
 fn parse_options(options: Option<&str>) -> Result<Vec<(String, Json)>, ChatError> {
@@ -158,7 +141,7 @@ pub(crate) struct Renderer<'a> {
 }
 
 impl<'a> Renderer<'a> {
-    fn new(template: &'a ChatTemplate, conversation: &'a Conversation) -> Self {
+    pub fn new(template: &'a ChatTemplate, conversation: &'a Conversation) -> Self {
         Self { template, conversation, fuel: CONVERSATION_FUEL }
     }
 

@@ -20,7 +20,7 @@ use minijinja::Value;
 use crate::conversation::Message;
 use crate::generation::unmark;
 use crate::template::Renderer;
-use crate::{ChatError, TrainOn, TrainedRange};
+use crate::{ChatError, ChatTemplate, Conversation, Rendered, TrainOn, TrainedRange};
 
 /// How the part of a generation prompt begins that follows the header of the turn.
 const REASONING_TAGS: [&str; 5] = ["<think", "</think", "[THINK]", "<|channel>", "<|START_THINKING|>"];
@@ -34,8 +34,27 @@ fn selected(messages: &[Message], train: TrainOn) -> Vec<usize> {
     }
 }
 
+impl ChatTemplate {
+    /// The text without a generation prompt, and the parts of it that are trained on.
+    ///
+    /// With `{% generation %}` blocks these are the blocks, as in transformers' `return_assistant_tokens_mask`, less those
+    /// of messages that are left out. Without, they are derived from renders of the conversation's beginnings; see the
+    /// [crate documentation](crate).
+    pub fn render_trained(&self, conversation: &Conversation, train: TrainOn) -> Result<Rendered, ChatError> {
+        let mut renderer = Renderer::new(self, conversation);
+        let text = renderer.render(&conversation.values(), false)?;
+        let trained = match train {
+            TrainOn::All if text.is_empty() => Vec::new(),
+            TrainOn::All => vec![TrainedRange { range: 0..text.len(), message: None }],
+            _ if self.has_generation_blocks() => blocks(&mut renderer, &text, train)?,
+            _ => derive(&mut renderer, &text, train)?,
+        };
+        Ok(Rendered { text, trained })
+    }
+}
+
 /// The generation blocks of the selected messages.
-pub(crate) fn blocks(renderer: &mut Renderer, text: &str, train: TrainOn) -> Result<Vec<TrainedRange>, ChatError> {
+fn blocks(renderer: &mut Renderer, text: &str, train: TrainOn) -> Result<Vec<TrainedRange>, ChatError> {
     let messages = renderer.conversation.entries();
     let open = renderer.unused_char(&[])?;
     let close = renderer.unused_char(&[open])?;
@@ -95,7 +114,7 @@ fn owners(renderer: &mut Renderer, ranges: &[Range<usize>], marks: [char; 2]) ->
 }
 
 /// The trained text of the selected messages, for a template without generation blocks.
-pub(crate) fn derive(renderer: &mut Renderer, text: &str, train: TrainOn) -> Result<Vec<TrainedRange>, ChatError> {
+fn derive(renderer: &mut Renderer, text: &str, train: TrainOn) -> Result<Vec<TrainedRange>, ChatError> {
     let messages = renderer.conversation.entries();
     let values = renderer.conversation.values();
     let selected = selected(messages, train);
