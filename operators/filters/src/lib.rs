@@ -3,11 +3,12 @@
 //! ```
 //! use stillhouse_filters::{Filter, Rule, Verdict};
 //!
-//! let rules: Vec<Rule> = serde_json::from_str(r#"[{"rule": "c4", "min_sentences": 2}, {"rule": "pii"}]"#).unwrap();
-//! let filter = Filter::new(&rules).unwrap();
+//! let rules: Vec<Rule> = serde_json::from_str(r#"[{"c4": {"min_sentences": 2}}, {"pii": {}}]"#)?;
+//! let filter = Filter::new(&rules)?;
 //! let verdict = filter.judge("This line remains. So does its end.\nThis one does not\nWrite to me@home.org, please.");
 //! assert!(matches!(verdict, Verdict::Keep(text) if text == "This line remains. So does its end.\nWrite to email@example.com, please."));
 //! assert!(matches!(filter.judge("Too short."), Verdict::Drop(reason) if reason.to_string() == "c4.too_few_sentences"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! ```text
@@ -52,8 +53,9 @@ mod unicode_ranges;
 use std::borrow::Cow;
 use std::fmt::{self, Display};
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 pub use english::{sentences, words};
 pub use rules::c4::{C4, C4Unit};
@@ -71,32 +73,55 @@ use rules::language::Languages;
 use rules::pattern::Patterns;
 use rules::{c4, c4_paragraphs, fineweb, gopher_quality, language, length, pattern};
 
-/// One rule of the list `filter.rules` of a job file.
+/// One entry of the list `filter.rules` of a job file: an object whose only key is the rule's name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "rule", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "FilterRule", transform = one_key)]
 pub enum Rule {
-    /// Bounds of the length.
+    /// Documents that are too short or too long.
     Length(Length),
-    /// Languages to keep.
+    /// Documents in another language.
     Language(Language),
-    /// Gopher's rules of repetition.
+    /// Documents that repeat themselves (Gopher, Rae et al. 2021, table A1).
     GopherRepetition(GopherRepetition),
-    /// Gopher's rules of quality.
+    /// Documents that are no ordinary text (Gopher, Rae et al. 2021, section A.1.1).
     GopherQuality(GopherQuality),
-    /// C4's rules, which remove lines.
+    /// Drops lines, and documents with too little left (C4, Raffel et al. 2020, section 2.2). Changes the text.
     C4(C4),
-    /// mC4's rule of long lines.
+    /// Documents without enough long paragraphs (mC4, Xue et al. 2021).
     C4Paragraphs(C4Paragraphs),
-    /// FineWeb's rules of quality.
+    /// Documents made of lists, short lines or repeated lines (FineWeb, Penedo et al. 2024).
     Fineweb(Fineweb),
-    /// Regular expressions.
+    /// Documents that a regular expression matches, or does not match.
     Pattern(Pattern),
-    /// Replacement of e-mail and IP addresses.
+    /// Replaces e-mail addresses and public IP addresses. Changes the text and drops nothing.
     Pii(Pii),
 }
 
+/// Writes the schema of an enum as one object with a property for each variant, of which exactly one is given. A message
+/// about it then names the keys that are valid.
+fn one_key(schema: &mut Schema) {
+    let Some(Value::Array(variants)) = schema.remove("oneOf") else { return };
+    let mut properties = Map::new();
+    for mut variant in variants {
+        let description = variant.get("description").cloned();
+        let Some(Value::Object(of_variant)) = variant.get_mut("properties").map(Value::take) else { continue };
+        for (name, mut property) in of_variant {
+            if let (Some(property), Some(description)) = (property.as_object_mut(), &description) {
+                property.insert("description".into(), description.clone());
+            }
+            properties.insert(name, property);
+        }
+    }
+    schema.insert("type".into(), "object".into());
+    schema.insert("properties".into(), properties.into());
+    schema.insert("additionalProperties".into(), false.into());
+    schema.insert("minProperties".into(), 1.into());
+    schema.insert("maxProperties".into(), 1.into());
+}
+
 impl Rule {
-    /// Returns the value of the key `rule`.
+    /// Returns the name of the rule in a job file.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Length(_) => "length",

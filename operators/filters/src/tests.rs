@@ -8,6 +8,11 @@ fn rule(json: &str) -> Rule {
     serde_json::from_str(json).unwrap()
 }
 
+/// The JSON of a rule; the options may begin with a comma.
+fn with_options(rule: &str, options: &str) -> String {
+    format!(r#"{{"{rule}": {{{}}}}}"#, options.trim_start_matches(", "))
+}
+
 /// The reason for which the rule drops the text; an empty string if it keeps it.
 fn reason(json: &str, text: &str) -> &'static str {
     match Filter::new(&[rule(json)]).unwrap().judge(text) {
@@ -27,15 +32,15 @@ fn error(json: &str) -> String {
     rule(json).check().unwrap_err().to_string()
 }
 
-const ALL: &str = r#"[{"rule": "length", "max_words": 100000000, "max_characters": 1000000000},
-    {"rule": "language", "keep": ["eng", "fra"]}, {"rule": "gopher_repetition"}, {"rule": "gopher_quality"}, {"rule": "c4"},
-    {"rule": "c4_paragraphs"}, {"rule": "fineweb"}, {"rule": "pattern", "drop_if_match": ["x{3}y"]}, {"rule": "pii"}]"#;
+const ALL: &str = r#"[{"length": {"max_words": 100000000, "max_characters": 1000000000}},
+    {"language": {"keep": ["eng", "fra"]}}, {"gopher_repetition": {}}, {"gopher_quality": {}}, {"c4": {}},
+    {"c4_paragraphs": {}}, {"fineweb": {}}, {"pattern": {"drop_if_match": ["x{3}y"]}}, {"pii": {}}]"#;
 
 #[test]
 fn a_rule_is_written_and_read() {
     for rule in serde_json::from_str::<Vec<Rule>>(ALL).unwrap() {
         let json = serde_json::to_value(&rule).unwrap();
-        assert_eq!(json["rule"], rule.name());
+        assert_eq!(json.as_object().unwrap().keys().collect::<Vec<_>>(), [rule.name()]);
         assert_eq!(serde_json::from_value::<Rule>(json).unwrap(), rule);
         rule.check().unwrap();
     }
@@ -45,72 +50,68 @@ fn a_rule_is_written_and_read() {
 fn unknown_keys_are_errors() {
     for rule in serde_json::from_str::<Vec<Rule>>(ALL).unwrap() {
         let mut json = serde_json::to_value(&rule).unwrap();
-        json["min_wurds"] = 3.into();
+        json[rule.name()]["min_wurds"] = 3.into();
         let error = serde_json::from_value::<Rule>(json).unwrap_err().to_string();
         assert!(error.contains("min_wurds"), "{error}");
     }
-    let limit = r#"{"rule": "gopher_repetition", "top_ngrams": [{"words": 2, "max_character_share": 0.1, "x": 1}]}"#;
+    let limit = r#"{"gopher_repetition": {"top_ngrams": [{"words": 2, "max_character_share": 0.1, "x": 1}]}}"#;
     assert!(serde_json::from_str::<Rule>(limit).is_err());
-    assert!(serde_json::from_str::<Rule>(r#"{"rule": "gopher"}"#).is_err());
+    assert!(serde_json::from_str::<Rule>(r#"{"gopher": {}}"#).is_err());
     assert!(serde_json::from_str::<Rule>("{}").is_err());
 }
 
 #[test]
 fn the_schema_has_every_rule_and_refuses_unknown_keys() {
     let schema = serde_json::to_value(schemars::schema_for!(Rule)).unwrap();
-    let rules = schema["oneOf"].as_array().unwrap();
-    assert_eq!(rules.len(), 9);
-    for rule in rules {
-        assert_eq!(rule["additionalProperties"], false, "{rule}");
-        assert!(rule["properties"]["rule"]["const"].is_string(), "{rule}");
-        assert!(rule.get("$ref").is_none(), "{rule}");
+    let names: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
+    let rules: Vec<Rule> = serde_json::from_str(ALL).unwrap();
+    let mut expected: Vec<&str> = rules.iter().map(Rule::name).collect();
+    expected.sort_unstable();
+    assert_eq!(names, expected);
+    assert_eq!((&schema["minProperties"], &schema["maxProperties"]), (&1.into(), &1.into()));
+    assert_eq!(schema["additionalProperties"], false);
+    for (name, rule) in schema["$defs"].as_object().unwrap().iter().filter(|(_, rule)| rule["type"] == "object") {
+        assert_eq!(rule["additionalProperties"], false, "{name}");
     }
 }
 
 #[test]
 fn an_invalid_option_is_named() {
     assert_eq!(
-        error(r#"{"rule": "length", "min_words": 5, "max_words": 4}"#),
+        error(r#"{"length": {"min_words": 5, "max_words": 4}}"#),
         "length.min_words is 5; valid: at most 4, the value of length.max_words"
     );
-    assert!(
-        error(r#"{"rule": "language", "keep": ["en"]}"#).starts_with("language.keep is en; valid: at least one of")
-    );
-    assert!(error(r#"{"rule": "language", "keep": []}"#).starts_with("language.keep is []; valid:"));
+    assert!(error(r#"{"language": {"keep": ["en"]}}"#).starts_with("language.keep is en; valid: at least one of"));
+    assert!(error(r#"{"language": {"keep": []}}"#).starts_with("language.keep is []; valid:"));
+    assert_eq!(error(r#"{"language": {"min_confidence": 1.5}}"#), "language.min_confidence is 1.5; valid: 0 to 1");
     assert_eq!(
-        error(r#"{"rule": "language", "min_confidence": 1.5}"#),
-        "language.min_confidence is 1.5; valid: 0 to 1"
-    );
-    assert_eq!(
-        error(r#"{"rule": "gopher_repetition", "max_duplicate_line_share": -0.1}"#),
+        error(r#"{"gopher_repetition": {"max_duplicate_line_share": -0.1}}"#),
         "gopher_repetition.max_duplicate_line_share is -0.1; valid: 0 to 1"
     );
     assert_eq!(
-        error(r#"{"rule": "gopher_repetition", "top_ngrams": [{"words": 21, "max_character_share": 0.1}]}"#),
+        error(r#"{"gopher_repetition": {"top_ngrams": [{"words": 21, "max_character_share": 0.1}]}}"#),
         "gopher_repetition.top_ngrams.words is 21; valid: 1 to 20"
     );
     assert_eq!(
-        error(r#"{"rule": "gopher_quality", "max_symbols_per_word": -1.0}"#),
+        error(r#"{"gopher_quality": {"max_symbols_per_word": -1.0}}"#),
         "gopher_quality.max_symbols_per_word is -1; valid: at least 0"
     );
     assert_eq!(
-        error(r#"{"rule": "gopher_quality", "stop_words": ["a", "a"]}"#),
+        error(r#"{"gopher_quality": {"stop_words": ["a", "a"]}}"#),
         "gopher_quality.min_stop_words is 2; valid: at most 1, the number of different stop_words"
     );
-    assert_eq!(error(r#"{"rule": "c4", "max_word_characters": 0}"#), "c4.max_word_characters is 0; valid: at least 1");
+    assert_eq!(error(r#"{"c4": {"max_word_characters": 0}}"#), "c4.max_word_characters is 0; valid: at least 1");
     assert_eq!(
-        error(r#"{"rule": "fineweb", "max_short_line_share": 2.0}"#),
+        error(r#"{"fineweb": {"max_short_line_share": 2.0}}"#),
         "fineweb.max_short_line_share is 2; valid: 0 to 1"
     );
     assert_eq!(
-        error(r#"{"rule": "pii", "ip_replacements": []}"#),
+        error(r#"{"pii": {"ip_replacements": []}}"#),
         "pii.ip_replacements is []; valid: at least one replacement"
     );
-    assert!(error(r#"{"rule": "pattern"}"#).starts_with("pattern.drop_if_match is []; valid: at least one"));
-    assert!(
-        error(r#"{"rule": "pattern", "drop_if_match": ["a", "("]}"#).starts_with("pattern.drop_if_match is (; valid:")
-    );
-    let large = error(r#"{"rule": "pattern", "keep_only_if_match": ["(\\w{999}){999}"]}"#);
+    assert!(error(r#"{"pattern": {}}"#).starts_with("pattern.drop_if_match is []; valid: at least one"));
+    assert!(error(r#"{"pattern": {"drop_if_match": ["a", "("]}}"#).starts_with("pattern.drop_if_match is (; valid:"));
+    let large = error(r#"{"pattern": {"keep_only_if_match": ["(\\w{999}){999}"]}}"#);
     assert!(large.starts_with("pattern.keep_only_if_match is (\\w{999}){999}; valid:"), "{large}");
 }
 
@@ -125,13 +126,13 @@ fn every_reason_is_listed() {
 
 #[test]
 fn length_bounds_characters_and_words() {
-    assert_eq!(reason(r#"{"rule": "length", "min_characters": 4}"#, "äöü"), "too_few_characters");
-    assert_eq!(reason(r#"{"rule": "length", "min_characters": 3, "max_characters": 3}"#, "äöü"), "");
-    assert_eq!(reason(r#"{"rule": "length", "max_characters": 2}"#, "äöü"), "too_many_characters");
-    assert_eq!(reason(r#"{"rule": "length", "min_words": 4}"#, "One two."), "too_few_words");
-    assert_eq!(reason(r#"{"rule": "length", "min_words": 3, "max_words": 3}"#, "One two."), "");
-    assert_eq!(reason(r#"{"rule": "length", "max_words": 2}"#, "One two."), "too_many_words");
-    let unbounded: Rule = serde_json::from_str(r#"{"rule": "length"}"#).unwrap();
+    assert_eq!(reason(r#"{"length": {"min_characters": 4}}"#, "äöü"), "too_few_characters");
+    assert_eq!(reason(r#"{"length": {"min_characters": 3, "max_characters": 3}}"#, "äöü"), "");
+    assert_eq!(reason(r#"{"length": {"max_characters": 2}}"#, "äöü"), "too_many_characters");
+    assert_eq!(reason(r#"{"length": {"min_words": 4}}"#, "One two."), "too_few_words");
+    assert_eq!(reason(r#"{"length": {"min_words": 3, "max_words": 3}}"#, "One two."), "");
+    assert_eq!(reason(r#"{"length": {"max_words": 2}}"#, "One two."), "too_many_words");
+    let unbounded: Rule = serde_json::from_str(r#"{"length": {}}"#).unwrap();
     assert!(unbounded.check().unwrap_err().to_string().contains("no bound"));
 }
 
@@ -139,24 +140,24 @@ fn length_bounds_characters_and_words() {
 fn language_keeps_confident_detections() {
     let english = "The people of this country have always been proud of what they built with their own hands.";
     let german = "Die Menschen in diesem Land waren immer stolz auf das, was sie mit ihren Händen gebaut haben.";
-    assert_eq!(reason(r#"{"rule": "language"}"#, english), "");
-    assert_eq!(reason(r#"{"rule": "language"}"#, german), "other_language");
-    assert_eq!(reason(r#"{"rule": "language", "keep": ["deu", "eng"]}"#, german), "");
-    assert_eq!(reason(r#"{"rule": "language"}"#, "1234 5678"), "undetected");
-    assert_eq!(reason(r#"{"rule": "language", "min_confidence": 1.0}"#, "the house and the garden"), "not_confident");
+    assert_eq!(reason(r#"{"language": {}}"#, english), "");
+    assert_eq!(reason(r#"{"language": {}}"#, german), "other_language");
+    assert_eq!(reason(r#"{"language": {"keep": ["deu", "eng"]}}"#, german), "");
+    assert_eq!(reason(r#"{"language": {}}"#, "1234 5678"), "undetected");
+    assert_eq!(reason(r#"{"language": {"min_confidence": 1.0}}"#, "the house and the garden"), "not_confident");
 }
 
 #[test]
 fn patterns_drop_or_keep() {
-    let drop = r#"{"rule": "pattern", "drop_if_match": ["(?i)buy now", "^x"]}"#;
+    let drop = r#"{"pattern": {"drop_if_match": ["(?i)buy now", "^x"]}}"#;
     assert_eq!(["please BUY NOW", "xy", "yx"].map(|text| reason(drop, text)), ["match", "match", ""]);
-    let keep = r#"{"rule": "pattern", "keep_only_if_match": ["\\d{3}", "z$"]}"#;
+    let keep = r#"{"pattern": {"keep_only_if_match": ["\\d{3}", "z$"]}}"#;
     assert_eq!(["a 123", "xyz", "12"].map(|text| reason(keep, text)), ["", "", "no_match"]);
 }
 
 #[test]
 fn repetition_is_dropped_for_each_reason() {
-    let reason = |options: &str, text: &str| reason(&format!(r#"{{"rule": "gopher_repetition"{options}}}"#), text);
+    let reason = |options: &str, text: &str| reason(&with_options("gopher_repetition", options), text);
     let off = r#", "top_ngrams": [], "duplicated_ngrams": []"#;
     assert_eq!(reason("", ""), "empty");
     assert_eq!(reason(off, "ab\n\nab\n\nc"), "dup_para_frac");
@@ -179,10 +180,9 @@ const WITHOUT_TESTS: &str = r#""min_words": null, "max_words": null, "min_mean_w
 fn quality_is_dropped_for_each_reason() {
     let with = |option: &str, text: &str| {
         let mut json: serde_json::Value = serde_json::from_str(&format!("{{{WITHOUT_TESTS}}}")).unwrap();
-        json["rule"] = "gopher_quality".into();
         let (key, value) = option.split_once('=').unwrap();
         json[key] = serde_json::from_str(value).unwrap();
-        reason(&json.to_string(), text)
+        reason(&serde_json::json!({"gopher_quality": json}).to_string(), text)
     };
     assert_eq!(with("min_words=3", "one two . . ."), "gopher_short_doc");
     assert_eq!(with("min_words=2", "one two . . ."), "");
@@ -198,19 +198,20 @@ fn quality_is_dropped_for_each_reason() {
     assert_eq!(with("min_alphabetic_word_share=0.6", "a 1 2"), "gopher_below_alpha_threshold");
     assert_eq!(with("min_stop_words=2", "the The of, the"), "");
     assert_eq!(with("min_stop_words=2", "the The the"), "gopher_enough_stop_words");
-    let own = r#"{"rule": "gopher_quality", "min_words": 1, "stop_words": ["der"], "min_stop_words": 1}"#;
+    let own = r#"{"gopher_quality": {"min_words": 1, "stop_words": ["der"], "min_stop_words": 1}}"#;
     assert_eq!(["der Hund", "the dog"].map(|text| reason(own, text)), ["", "gopher_enough_stop_words"]);
     // datatrove raises ZeroDivisionError for these
     assert_eq!(with("max_symbols_per_word=0.1", " \n"), "gopher_short_doc");
     assert_eq!(with("min_alphabetic_word_share=0.1", ""), "gopher_short_doc");
     assert_eq!(with("max_bullet_line_share=0.1", ""), "gopher_short_doc");
     assert_eq!(with("max_bullet_line_share=0.1", " "), "");
-    assert_eq!(reason(r#"{"rule": "gopher_quality"}"#, ""), "gopher_short_doc");
+    assert_eq!(reason(r#"{"gopher_quality": {}}"#, ""), "gopher_short_doc");
 }
 
 #[test]
 fn c4_removes_lines() {
-    let kept = |options: &str, text: &str| kept(&format!(r#"{{"rule": "c4", "min_sentences": null{options}}}"#), text);
+    let kept =
+        |options: &str, text: &str| kept(&with_options("c4", &format!(r#""min_sentences": null{options}"#)), text);
     let line = "This is one line.";
     assert_eq!(kept("", "This is one line.\nThis is no line\nThis goes on...\nToo short."), line);
     assert_eq!(kept(r#", "remove_unterminated_lines": false"#, "This goes on..."), "This goes on...");
@@ -230,26 +231,26 @@ fn c4_removes_lines() {
 
 #[test]
 fn c4_drops_documents() {
-    assert_eq!(reason(r#"{"rule": "c4"}"#, "Lorem ipsum dolor sit. More."), "lorem_ipsum");
-    assert_eq!(reason(r#"{"rule": "c4"}"#, "This is { a bracket."), "curly_bracket");
-    assert_eq!(reason(r#"{"rule": "c4"}"#, "This is { in no line\nOne two three."), "too_few_sentences");
-    assert_eq!(reason(r#"{"rule": "c4", "min_sentences": 2}"#, "One two three. And four."), "");
-    let off = r#"{"rule": "c4", "min_sentences": 1, "drop_lorem_ipsum": false, "drop_curly_brackets": false}"#;
+    assert_eq!(reason(r#"{"c4": {}}"#, "Lorem ipsum dolor sit. More."), "lorem_ipsum");
+    assert_eq!(reason(r#"{"c4": {}}"#, "This is { a bracket."), "curly_bracket");
+    assert_eq!(reason(r#"{"c4": {}}"#, "This is { in no line\nOne two three."), "too_few_sentences");
+    assert_eq!(reason(r#"{"c4": {"min_sentences": 2}}"#, "One two three. And four."), "");
+    let off = r#"{"c4": {"min_sentences": 1, "drop_lorem_ipsum": false, "drop_curly_brackets": false}}"#;
     assert_eq!(reason(off, "Lorem ipsum { dolor."), "");
 }
 
 #[test]
 fn c4_paragraphs_need_three_long_lines() {
     let line = "é".repeat(200);
-    let rule = r#"{"rule": "c4_paragraphs"}"#;
+    let rule = r#"{"c4_paragraphs": {}}"#;
     assert_eq!(reason(rule, &format!("{line}\n{line}\nx\n{line}")), "");
     assert_eq!(reason(rule, &format!("{line}\n{line}\n{}", "é".repeat(199))), "< 3 paragraphs");
-    assert_eq!(reason(r#"{"rule": "c4_paragraphs", "min_paragraph_characters": 0}"#, "\n\n"), "");
+    assert_eq!(reason(r#"{"c4_paragraphs": {"min_paragraph_characters": 0}}"#, "\n\n"), "");
 }
 
 #[test]
 fn fineweb_drops_for_each_reason() {
-    let reason = |options: &str, text: &str| reason(&format!(r#"{{"rule": "fineweb"{options}}}"#), text);
+    let reason = |options: &str, text: &str| reason(&with_options("fineweb", options), text);
     let long = "this line is long enough, it has more than thirty characters";
     assert_eq!(reason("", " \n \u{2028}"), "empty");
     assert_eq!(reason("", long), "line_punct_ratio");
@@ -266,7 +267,7 @@ fn fineweb_drops_for_each_reason() {
 
 #[test]
 fn later_rules_judge_the_changed_text() {
-    let rules = [rule(r#"{"rule": "c4", "min_sentences": null}"#), rule(r#"{"rule": "length", "max_words": 5}"#)];
+    let rules = [rule(r#"{"c4": {"min_sentences": null}}"#), rule(r#"{"length": {"max_words": 5}}"#)];
     let filter = Filter::new(&rules).unwrap();
     assert!(
         matches!(filter.judge("One two three.\nno line of text at all"), Verdict::Keep(Cow::Owned(text)) if text == "One two three.")
@@ -277,7 +278,7 @@ fn later_rules_judge_the_changed_text() {
 
 #[test]
 fn an_unchanged_text_is_borrowed() {
-    let filter = Filter::new(&[rule(r#"{"rule": "c4", "min_sentences": 1}"#), rule(r#"{"rule": "pii"}"#)]).unwrap();
+    let filter = Filter::new(&[rule(r#"{"c4": {"min_sentences": 1}}"#), rule(r#"{"pii": {}}"#)]).unwrap();
     assert!(matches!(filter.judge("One two three."), Verdict::Keep(Cow::Borrowed("One two three."))));
 }
 
@@ -292,10 +293,10 @@ fn threads_can_share_a_filter() {
 fn large_repetitive_documents_take_linear_time() {
     let bytes = if cfg!(debug_assertions) { 1 << 17 } else { 1 << 20 };
     let rules: Vec<Rule> = serde_json::from_str(ALL).unwrap();
-    let open = r#"[{"rule": "gopher_repetition", "max_duplicate_line_share": null, "max_duplicate_line_character_share": null,
+    let open = r#"[{"gopher_repetition": {"max_duplicate_line_share": null, "max_duplicate_line_character_share": null,
         "max_duplicate_paragraph_share": null, "max_duplicate_paragraph_character_share": null,
-        "top_ngrams": [{"words": 2, "max_character_share": 1.0}], "duplicated_ngrams": [{"words": 5, "max_character_share": 1.0}]},
-        {"rule": "c4", "min_sentences": 100000000, "max_word_characters": null, "min_words_per_line": null}]"#;
+        "top_ngrams": [{"words": 2, "max_character_share": 1.0}], "duplicated_ngrams": [{"words": 5, "max_character_share": 1.0}]}},
+        {"c4": {"min_sentences": 100000000, "max_word_characters": null, "min_words_per_line": null}}]"#;
     let open: Vec<Rule> = serde_json::from_str(open).unwrap();
     for piece in [
         "a", "word ", " ", "(", ".", "…", "'", "-", "a-", "a.", ":)", "( ", "@", "a@b.", "1.", "[", "[1", "\n",
@@ -332,7 +333,7 @@ proptest! {
 
     #[test]
     fn without_a_changing_rule_the_text_is_borrowed(text in texts()) {
-        let rules = [rule(r#"{"rule": "length", "max_words": 99}"#), rule(r#"{"rule": "pattern", "drop_if_match": ["qqqq"]}"#)];
+        let rules = [rule(r#"{"length": {"max_words": 99}}"#), rule(r#"{"pattern": {"drop_if_match": ["qqqq"]}}"#)];
         if let Verdict::Keep(kept) = Filter::new(&rules).unwrap().judge(&text) {
             prop_assert!(matches!(kept, Cow::Borrowed(kept) if kept == text));
         }

@@ -89,7 +89,7 @@ CASES = {
     "pii_all": ({"rule": "pii", "only_public_ips": False, "email_replacements": ["E"], "ip_replacements": ["I", "J", "K"]},
                 lambda: PIIFormatter(only_remove_public_ips=False, email_replacement="E", ip_replacement=("I", "J", "K"))),
 }
-RULES = {name: [rule] for name, (rule, _) in CASES.items()}
+RULES = {name: [{rule["rule"]: {key: value for key, value in rule.items() if key != "rule"}}] for name, (rule, _) in CASES.items()}
 
 
 def decide(text, reference):

@@ -27,7 +27,7 @@ use arrow::error::ArrowError;
 use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use stillhouse_chat::{ChatTemplate, Conversation, MAX_CONVERSATION_BYTES, TrainOn, TrainedRange};
+use stillhouse_chat::{ChatError, ChatTemplate, Conversation, MAX_CONVERSATION_BYTES, TrainOn, TrainedRange};
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::{BAD_CONVERSATION, Statistic};
 use stillhouse_schemas::problems::Problem;
@@ -82,7 +82,7 @@ pub struct ChatConfig {
 }
 
 impl ChatConfig {
-    fn compiled(&self) -> Result<ChatTemplate, stillhouse_chat::ChatError> {
+    fn compiled(&self) -> Result<ChatTemplate, ChatError> {
         ChatTemplate::new(&self.template, &self.special_tokens, Some(&self.options), self.date.as_deref())
     }
 }
@@ -121,14 +121,13 @@ impl OperatorConfig for ChatConfig {
             block: section.block.map(fill).transpose()?,
             on_error: context.spec.input.on_error,
         };
-        let field = match config.compiled() {
-            Ok(_) => return Ok(Some(config)),
-            Err(stillhouse_chat::ChatError::Date { .. }) => "chat.date",
-            Err(stillhouse_chat::ChatError::Column { .. } | stillhouse_chat::ChatError::Json { .. }) => "chat.options",
-            Err(_) => TEMPLATE_FIELD,
+        let Err(e) = config.compiled() else { return Ok(Some(config)) };
+        let field = match e {
+            ChatError::Date { .. } => "chat.date",
+            ChatError::Column { .. } | ChatError::Json { .. } => "chat.options",
+            _ => TEMPLATE_FIELD,
         };
-        let message = config.compiled().err().map(|e| e.to_string()).unwrap_or_default();
-        Err(Problem::missing(field, message))
+        Err(Problem::missing(field, e.to_string()))
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {
@@ -241,10 +240,8 @@ impl Chat {
             let is_trained = next.is_some_and(|trained| contains(&trained.range));
             let message = next.and_then(|trained| trained.message);
             // text between two ranges of a message does not end its answer
-            if answer
-                .as_ref()
-                .is_some_and(|answer| next.is_none() || answer.message != message || message.is_none() && !is_trained)
-            {
+            let continues = |answer: &Answer| answer.message == message && (is_trained || message.is_some());
+            if answer.as_ref().is_some_and(|answer| !continues(answer)) {
                 self.fill_block(answer.take(), &mut made);
             }
             if is_trained {

@@ -26,7 +26,7 @@ use stillhouse_filters::{Filter, Rule, Verdict};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::sections::SectionKind;
 
-pub use section::{FilterRule, FilterSection};
+pub use section::FilterSection;
 
 use crate::config::{JobContext, OperatorConfig};
 use crate::document_pieces::{WholeDocument, WholeDocuments, document_pieces};
@@ -58,8 +58,9 @@ impl OperatorConfig for FilterConfig {
 
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
         let Some(section) = context.section::<FilterSection>()? else { return Ok(None) };
+        section.check_rules()?;
         Ok(Some(Self {
-            rules: section.rules()?,
+            rules: section.rules,
             max_document_bytes: section.max_document_megabytes as usize * 1_000_000,
             piece_bytes: context.spec.input.piece_kilobytes as usize * 1000,
         }))

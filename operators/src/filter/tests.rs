@@ -10,7 +10,7 @@ use crate::testing::{context, cut, documents, drive, gpt2, job_with, joined, sta
 /// The config of a job with this list of rules, without a bound that matters.
 fn config(rules: &str) -> FilterConfig {
     let section: FilterSection = serde_json::from_str(&format!("{{\"rules\": {rules}}}")).unwrap();
-    FilterConfig { rules: section.rules().unwrap(), max_document_bytes: 1_000_000, piece_bytes: 4000 }
+    FilterConfig { rules: section.rules, max_document_bytes: 1_000_000, piece_bytes: 4000 }
 }
 
 fn run(config: &FilterConfig, pieces: &[(u64, &str, bool)]) -> (Vec<(u64, String)>, SplitContext) {
@@ -79,8 +79,8 @@ fn a_job_names_one_valid_rule_per_entry() {
     for (section, problem) in [
         ("filter: {rules: []}", "filter.rules: got []: too few items"),
         ("filter: {}", "filter.rules: is required"),
-        ("filter: {rules: [{}]}", "filter.rules[0]: names no rule; valid: one of length, "),
-        ("filter: {rules: [{pii: {}, c4: {}}]}", "filter.rules[0]: got c4 and pii: one rule per entry"),
+        ("filter: {rules: [{}]}", "filter.rules[0]: got {}: has no entry; valid: one of c4, "),
+        ("filter: {rules: [{pii: {}, c4: {}}]}", "too many entries; valid: at most 1"),
         ("filter: {rules: [{gopher: {}}]}", "unknown key; valid keys here: c4, "),
         ("filter: {rules: [{gopher_quality: {min_word: 5}}]}", "unknown key, did you mean `min_words`?"),
         (

@@ -50,6 +50,9 @@ pub(super) fn describe(
         K::Minimum { limit } => problems.push(problem_here(format!("too small; valid: {limit} or more"))),
         K::Maximum { limit } => problems.push(problem_here(format!("too large; valid: {limit} or less"))),
         K::MinItems { limit } => problems.push(problem_here(format!("too few items; valid: {limit} or more"))),
+        K::MinProperties { .. } => {
+            problems.push(problem_here(format!("has no entry; valid: one of {}", format.keys(field).join(", "))));
+        }
         K::MaxProperties { limit } => problems.push(problem_here(format!("too many entries; valid: at most {limit}"))),
         K::Pattern { pattern } => problems.push(problem_here(format!("not valid; must match {pattern}"))),
         _ => problems.push(problem_here(kind.keyword().to_owned() + " does not hold")),
