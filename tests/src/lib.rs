@@ -51,6 +51,39 @@ pub fn nano_teacher() -> PathBuf {
     root().join("assets/teacher-nano-gpt2")
 }
 
+/// A tokenizer.json of 256 bytes and `<|endoftext|>`, for tests of anything but text: reading GPT-2's 50,257 tokens takes
+/// most of the time of a small job.
+pub fn byte_tokenizer() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        // GPT-2 shows each byte as a character: printable ones as themselves, the others from U+0100 on.
+        let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+        let mut others = '\u{100}'..;
+        let mut shown = |byte| if printable(byte) { char::from(byte) } else { others.next().unwrap() };
+        let mut vocab: BTreeMap<String, u32> =
+            (0..=255).map(|byte| (shown(byte).to_string(), u32::from(byte))).collect();
+        vocab.insert("<|endoftext|>".into(), 256);
+        let byte_level =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        let added = json!({
+            "id": 256, "content": "<|endoftext|>", "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false
+        });
+        let tokenizer = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [added], "normalizer": null,
+            "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
+            "model": {"type": "BPE", "vocab": vocab, "merges": []}
+        });
+        let (folder, _) = build_folders();
+        let part = folder.join(format!("bytes-{}.json", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(&part, tokenizer.to_string()).unwrap();
+        let path = folder.join("bytes.json");
+        fs::rename(part, &path).unwrap();
+        path
+    })
+}
+
 /// The program under test, which is built if it is missing or older than its sources.
 ///
 /// `STILLHOUSE_BIN` names another program. Within one nextest run all test processes share one build, by a file lock
@@ -63,13 +96,18 @@ pub fn binary() -> &'static Path {
     })
 }
 
-fn build() -> PathBuf {
+/// The folder of what all tests share, and that of cargo's profile.
+fn build_folders() -> (PathBuf, PathBuf) {
     // <target>/<profile>/deps/<this test>
     let this = std::env::current_exe().unwrap();
     let profile = this.ancestors().nth(2).unwrap();
+    (profile.with_file_name("tmp").join("stillhouse-tests"), profile.to_owned())
+}
+
+fn build() -> PathBuf {
+    let (folder, profile) = build_folders();
     let target = profile.parent().unwrap();
     let run = std::env::var("NEXTEST_RUN_ID").unwrap_or_else(|_| format!("process-{}", std::process::id()));
-    let folder = target.join("tmp/stillhouse-tests");
     fs::create_dir_all(&folder).unwrap();
     let lock = File::create(folder.join("lock")).unwrap();
     lock.lock().unwrap();

@@ -9,17 +9,16 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use stillhouse_tests::s3::ADMIN;
 use stillhouse_tests::seaweed::Seaweed;
-use stillhouse_tests::{Scratch, corpus, files, job, repetitions, root, shards, with};
+use stillhouse_tests::{Scratch, byte_tokenizer, corpus, files, job, repetitions, shards, with};
 
 use crate::resume::{count_shards, uniform_draws};
 use crate::stores::{User, shards_in};
 
 /// A job over all files of the folder `in`, without a teacher.
 pub(crate) fn small() -> Value {
-    let tokenizer = root().join("assets/teacher-nano-gpt2/tokenizer.json");
     let more = json!({
         "input": {"paths": ["in/*.jsonl"], "split_megabytes": 0.0015},
-        "tokenizer": {"path": tokenizer},
+        "tokenizer": {"path": byte_tokenizer()},
         "extract": null
     });
     with(job(), &more)

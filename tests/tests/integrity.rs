@@ -7,14 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, files, job, root, shards, with};
+use stillhouse_tests::{Scratch, byte_tokenizer, files, job, shards, with};
 
 /// A fast job without a teacher over `corpus.jsonl`.
 fn small() -> Value {
-    let tokenizer = root().join("assets/teacher-nano-gpt2/tokenizer.json");
     let more = json!({
         "input": {"split_megabytes": 0.0015},
-        "tokenizer": {"path": tokenizer},
+        "tokenizer": {"path": byte_tokenizer()},
         "extract": null,
         "subtokens": null,
         "partitions": null

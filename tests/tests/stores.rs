@@ -9,7 +9,7 @@ use stillhouse_tests::proxy::{FaultPlan, FaultProxy};
 use stillhouse_tests::rclone::Rclone;
 use stillhouse_tests::s3::{self, ADMIN, Keys, S3};
 use stillhouse_tests::seaweed::Seaweed;
-use stillhouse_tests::{CommandOutput, Scratch, corpus, files, job, nano_teacher, run_command, shards, with};
+use stillhouse_tests::{CommandOutput, Scratch, byte_tokenizer, corpus, files, job, run_command, shards, with};
 
 use crate::exports::{DISTILLKIT, MEGATRON};
 
@@ -19,7 +19,7 @@ pub(crate) fn packing_job() -> Value {
         "version": 1,
         "name": "packing",
         "input": {"format": "jsonl", "paths": ["corpus.jsonl"]},
-        "tokenizer": {"path": nano_teacher()},
+        "tokenizer": {"path": byte_tokenizer()},
         "pack": {"length": 64},
         "subtokens": {"length": 4},
         "output": {"path": "out"}
