@@ -7,9 +7,10 @@
 //!   file ─► ...                                (the last records are cut off; other documents are assigned by their keys)
 //! ```
 //!
-//! It cuts every file on its own into segments no longer than about the target, then joins neighbours while they fit. A
-//! data set split that takes only a part of the documents reads proportionally more of the input for each of its
-//! splits, up to 64 times the target.
+//! It cuts every file on its own into segments no longer than about the target, then joins neighbours into as few splits
+//! as that allows, all about as long as one another: the longest split decides when a job on many cores ends. A data set
+//! split that takes only a part of the documents reads proportionally more of the input for each of its splits, up to 64
+//! times the target.
 //!
 //! - Uncompressed line files: cut by their size alone.
 //! - Compressed files, CSV and blocks of text: scanned once, on all cores, for the offsets where records begin.
@@ -30,7 +31,7 @@ use stillhouse_schemas::spec::Input;
 
 use super::formats;
 use super::holdout::{self, SplitSource};
-use super::segment::Segment;
+use super::segment::{Segment, join_evenly};
 
 /// Maximum number of splits of a job. Each is a shard, a record in the manifest, and memory while the job runs.
 const MAX_SPLITS: u32 = 1_000_000;
@@ -126,42 +127,40 @@ fn add_splits(
     let PlannedSplits { splits, weights } = planned;
     let share = part.keys.map_or(1.0, |keys| keys.share());
     let taken = part.keys.map_or(1.0, |keys| keys.share().max(MIN_TAKEN_SHARE));
-    let mut filled = None;
-    for segment in part.segments {
-        let weight = (segment.weight as f64 * taken).ceil() as u64;
-        let joined = filled.and_then(|f: u64| f.checked_add(weight)).filter(|sum| *sum <= target);
-        if joined.is_none() {
-            let too_many = || SourceError::Plan {
-                field: "input.split_megabytes".into(),
-                message: format!("the input makes more than {MAX_SPLITS} splits; make them larger"),
-            };
-            let split = u32::try_from(splits.len()).ok().filter(|n| *n < MAX_SPLITS).ok_or_else(too_many)?;
-            splits.push(SplitRecord {
-                split: SplitId(split),
-                dataset_split: part.dataset_split.clone(),
-                pieces: Vec::new(),
-                keys: part.keys,
-                appended: 0,
-                place: None,
-            });
-            weights.push(0.0);
-        }
-        if let Some(sum) = weights.last_mut() {
-            *sum += segment.weight as f64 * share;
-        }
-        filled = Some(joined.unwrap_or(weight));
-        if let Some(split) = splits.last_mut() {
-            let file = &files[segment.file].path;
-            let joined = split
-                .pieces
-                .last_mut()
-                .is_some_and(|last| last.file == *file && extend_range(&mut last.range, segment.range));
-            if !joined {
-                split.pieces.push(Piece { file: file.clone(), range: segment.range });
-            }
-        }
+    let weight = |segment: &Segment| (segment.weight as f64 * taken).ceil() as u64;
+    let read: Vec<u64> = part.segments.iter().map(weight).collect();
+    for range in join_evenly(&read, target) {
+        let too_many = || SourceError::Plan {
+            field: "input.split_megabytes".into(),
+            message: format!("the input makes more than {MAX_SPLITS} splits; make them larger"),
+        };
+        let split = u32::try_from(splits.len()).ok().filter(|n| *n < MAX_SPLITS).ok_or_else(too_many)?;
+        let segments = &part.segments[range];
+        splits.push(SplitRecord {
+            split: SplitId(split),
+            dataset_split: part.dataset_split.clone(),
+            pieces: pieces(files, segments),
+            keys: part.keys,
+            appended: 0,
+            place: None,
+        });
+        weights.push(segments.iter().map(|segment| segment.weight as f64 * share).sum());
     }
     Ok(())
+}
+
+/// The ranges of segments; those that follow one another in a file are one.
+fn pieces(files: &[InputFile], segments: &[Segment]) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    for segment in segments {
+        let file = &files[segment.file].path;
+        let joined =
+            pieces.last_mut().is_some_and(|last| last.file == *file && extend_range(&mut last.range, segment.range));
+        if !joined {
+            pieces.push(Piece { file: file.clone(), range: segment.range });
+        }
+    }
+    pieces
 }
 
 /// Extends `last` by a range that directly follows it. Returns false if `next` does not follow.

@@ -32,7 +32,7 @@ use stillhouse_schemas::manifest::Range;
 use stillhouse_schemas::spec::{Compression, Input, InputFormat};
 
 use super::records::{Records, Rows};
-use super::segment::{self, RowGroup, Segment};
+use super::segment::{self, RowGroup, Segment, join_evenly};
 use super::table_format::TableFormat;
 #[cfg(test)]
 pub(crate) use jsonl::fast_parser as fast_json_parser;
@@ -320,8 +320,10 @@ fn decompressed_bytes(store: &Store, file: &InputFile, input: &Input) -> Result<
     Ok(cursor.offset)
 }
 
-/// Cuts at the first record that begins at least `target` bytes after the previous cut. For a compressed file, keeps
-/// the checkpoints before the cuts.
+/// Parts of the target that a scan cuts and then joins evenly, as it only knows the length of the file at its end.
+const PARTS_OF_TARGET: u64 = 16;
+
+/// Cuts where records begin. For a compressed file, keeps the checkpoints before the cuts.
 fn scan_segments(
     format: &dyn BytesFormat,
     store: &Store,
@@ -332,24 +334,28 @@ fn scan_segments(
 ) -> Result<Vec<Segment>, SourceError> {
     let io_error = |e| SourceError::from_io(&file.path, e);
     let (mut records, _) = format.open(store, file, input, (0, u64::MAX))?;
-    let mut segments = Vec::new();
-    let (mut start, mut line, mut count) = (0, 1, 0);
-    let mut cut = |start: u64, end: u64, line: u64, records: u64| {
-        let range = Range::Bytes { start, end, line: Some(line) };
-        segments.push(Segment { file: index, range, weight: end - start, records: Some(records) });
-    };
+    // the offset, the line and the number of the record with which a part begins
+    let mut starts: Vec<(u64, u64, u64)> = Vec::new();
+    let mut count = 0;
     while let Some(at) = records.next().map_err(io_error)? {
-        if count > 0 && at.offset - start >= target {
-            cut(start, at.offset, line, count);
-            (start, line, count) = (at.offset, at.newlines + 1, 0);
+        let begins = starts.last().is_none_or(|(start, ..)| at.offset - start >= target.div_ceil(PARTS_OF_TARGET));
+        if begins {
+            // the first part also has what is before the first record
+            starts.push(if count == 0 { (0, 1, 0) } else { (at.offset, at.newlines + 1, count) });
         }
         count += 1;
         records.skip().map_err(io_error)?;
     }
-    let end = records.offset();
-    if count > 0 {
-        cut(start, end, line, count);
-    }
+    starts.push((records.offset(), 0, count));
+    let sizes: Vec<u64> = starts.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+    let segments: Vec<Segment> = join_evenly(&sizes, target)
+        .into_iter()
+        .map(|parts| {
+            let ((start, line, before), (end, _, after)) = (starts[parts.start], starts[parts.end]);
+            let range = Range::Bytes { start, end, line: Some(line) };
+            Segment { file: index, range, weight: end - start, records: Some(after - before) }
+        })
+        .collect();
     // readers also examine the byte before the start
     let starts = segments.iter().filter_map(|segment| match segment.range {
         Range::Bytes { start, .. } => Some(start.saturating_sub(1)),

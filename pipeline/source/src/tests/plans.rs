@@ -121,7 +121,11 @@ fn ranges_of_compressed_files_are_decompressed_bytes_with_lines() {
     let ranges: Vec<Range> = splits.iter().flat_map(|s| &s.pieces).map(|p| p.range).collect();
     assert_eq!(
         ranges,
-        [Range::Bytes { start: 0, end: 8, line: Some(1) }, Range::Bytes { start: 8, end: 19, line: Some(3) },]
+        [
+            Range::Bytes { start: 0, end: 8, line: Some(1) },
+            Range::Bytes { start: 8, end: 14, line: Some(3) },
+            Range::Bytes { start: 14, end: 19, line: Some(4) },
+        ]
     );
 }
 
