@@ -18,6 +18,7 @@ pub mod extract;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only its tests are compiled then"))]
 mod machine;
 pub mod net;
+mod slices;
 
 pub use device::{
     Arg, Buffer, Device, Element, Event, Launch, Matrix, Memory, Pinned, Product, Result, ScaledMatrix, ScaledProduct,
@@ -26,11 +27,4 @@ pub use device::{
 pub use error::GpuError;
 #[cfg(feature = "cuda")]
 pub use machine::library_folders::folders as library_folders;
-
-/// The stride between two rows of logits, in f32 elements: every row begins at a multiple of 32 bytes.
-///
-/// Products into rows of odd lengths (GPT-2 has 50,257 tokens), and loads from them, are slow.
-#[must_use]
-pub const fn logits_stride(vocab: usize) -> usize {
-    vocab.next_multiple_of(8)
-}
+pub use slices::{logits_stride, slice_rows};

@@ -272,7 +272,8 @@ impl Net {
         unsafe { self.logits_into(rows, to, self.shape.vocab) }
     }
 
-    /// As [`Net::logits`], with rows that begin `stride` floats apart: see [`logits_stride`](crate::logits_stride).
+    /// As [`Net::logits`], with rows that begin `stride` floats apart. With the stride of
+    /// [`logits_stride`](crate::logits_stride) the product is fast; what is behind the vocabulary in a row has no meaning.
     ///
     /// # Safety
     /// As [`Net::logits`], for rows of `stride` floats.
@@ -306,8 +307,10 @@ impl Net {
             }
         }
         let head = self.weights.lm_head.as_ref().unwrap_or(&self.weights.token_embedding).matrix(self.element);
-        let vocab = self.shape.vocab;
-        let d = Matrix { pointer: to, element: Element::F32, rows: rows.len(), columns: vocab, stride };
+        // A row with room for them also gets the products of the head's zeros.
+        let columns = if stride < head.rows { self.shape.vocab } else { head.rows };
+        let head = Matrix { rows: columns, ..head };
+        let d = Matrix { pointer: to, element: Element::F32, rows: rows.len(), columns, stride };
         // SAFETY: the net owns the states and the head; the caller guarantees the memory of the logits
         unsafe {
             self.device

@@ -23,10 +23,6 @@ use crate::weights::{Read, Weights};
 use crate::{Teacher, TeacherInfo};
 use budget::{Budget, FittedNet};
 
-/// Number of logits in a slice: 128 MB in f32. This is enough rows for a product at full speed, and for a block of the
-/// extraction on every multiprocessor.
-const SLICE_VALUES: usize = 32 << 20;
-
 struct GpuTeacher {
     info: TeacherInfo,
     device: Arc<dyn Device>,
@@ -54,7 +50,7 @@ pub fn load(path: &Path, device: &Arc<dyn Device>, options: &LoadOptions) -> Res
     let length = options.length.clamp(1, config.max_positions);
     let shape = shape::shape(kind, &net, config.max_positions, length)?;
     let (json, weights) = open(path, &config, Read::Weights)?;
-    let slice_rows = (SLICE_VALUES / config.vocab_size).clamp(8, 4096);
+    let slice_rows = stillhouse_gpu::slice_rows(config.vocab_size);
     let wanted = options.batch_tokens.max(length);
     let angles = match shape.architecture {
         DeviceArchitecture::Gpt2 => None,

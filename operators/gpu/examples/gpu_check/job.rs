@@ -19,8 +19,6 @@ use crate::accuracy::tokens;
 use crate::counting_device::CountingDevice;
 use crate::nets::{LOGITS_STD, RopeTables};
 
-/// Maximum logits of a slice, as in `stillhouse-teacher`.
-const SLICE_VALUES: usize = 32 << 20;
 /// Number of most likely tokens from which the observed tokens are drawn.
 const LIKELY_TOKENS: usize = 64;
 
@@ -94,7 +92,7 @@ fn default_extraction(vocab: usize) -> Outcome<ExtractionSpec> {
 
 /// Rows of a slice. A batch has at least three slices, so that slices overlap even in small batches.
 fn slice_rows(vocab: usize, batch_tokens: usize) -> usize {
-    (SLICE_VALUES / vocab).clamp(8, 4096).min(batch_tokens.div_ceil(3))
+    stillhouse_gpu::slice_rows(vocab).min(batch_tokens.div_ceil(3))
 }
 
 impl Job {

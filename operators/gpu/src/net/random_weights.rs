@@ -8,6 +8,7 @@ use super::kernels::Kernels;
 use super::weights::{Layer, Linear, Norm, Weights};
 use super::{Architecture, Net, NumberFormat, Rope, Shape, check_rope, invalid};
 use crate::device::{Buffer, Device, Result};
+use crate::slices::logits_stride;
 
 /// Parameters of random weights.
 #[derive(Debug, Clone, Copy)]
@@ -65,10 +66,10 @@ impl Net {
 
 impl Generator<'_> {
     fn weights(&mut self, logits_std: f32) -> Result<Weights> {
-        let Shape { architecture, vocab, width, layers, tied, positions, .. } = *self.shape;
+        let Shape { architecture, width, layers, tied, positions, .. } = *self.shape;
         // States are normalised, so head rows of this size give logits of the wanted standard deviation.
         let head_scale = logits_std / (width as f32).sqrt();
-        let token_embedding = self.table(vocab, if tied { head_scale } else { 0.5 })?;
+        let token_embedding = self.token_table(if tied { head_scale } else { 0.5 })?;
         Ok(Weights {
             token_embedding,
             position_embedding: match architecture {
@@ -77,7 +78,7 @@ impl Generator<'_> {
             },
             layers: (0..layers).map(|_| self.layer()).collect::<Result<_>>()?,
             final_norm: self.norm()?,
-            lm_head: if tied { None } else { Some(self.table(vocab, head_scale)?) },
+            lm_head: if tied { None } else { Some(self.token_table(head_scale)?) },
         })
     }
 
@@ -112,9 +113,9 @@ impl Generator<'_> {
         Linear::new(weight, bias, [outputs, inputs]).into_format(self.number_format, self.device, &self.kernels)
     }
 
-    fn table(&mut self, rows: usize, factor: f32) -> Result<Linear> {
-        let width = self.shape.width;
-        Ok(Linear::new(self.buffer(rows * width, factor, 0.0)?, None, [rows, width]))
+    fn token_table(&mut self, factor: f32) -> Result<Linear> {
+        let (outputs, width) = (logits_stride(self.shape.vocab), self.shape.width);
+        Ok(Linear::new(self.buffer(outputs * width, factor, 0.0)?, None, [outputs, width]))
     }
 
     fn buffer(&mut self, count: usize, factor: f32, term: f32) -> Result<Buffer> {

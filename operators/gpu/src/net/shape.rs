@@ -4,6 +4,7 @@ use super::NumberFormat;
 use super::kernels::{Heads, ITEM_BYTES, padded_dim};
 use crate::device::{Element, Result};
 use crate::error::GpuError;
+use crate::slices::logits_stride;
 
 /// A model architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,8 +174,8 @@ impl Shape {
             + 2 * norm
             + heads_norms;
         let tables = if gpt2 { 0 } else { 2 * self.positions * dim / 2 * Element::F32.bytes() };
-        let embeddings =
-            self.vocab * width * if self.tied { 1 } else { 2 } + if gpt2 { self.positions * width } else { 0 };
+        let embeddings = logits_stride(self.vocab) * width * if self.tied { 1 } else { 2 }
+            + if gpt2 { self.positions * width } else { 0 };
         ((layer * self.layers + embeddings + norm) * element.bytes() + tables) as u64
     }
 

@@ -12,6 +12,7 @@ use super::shape::{Architecture, Shape};
 use super::widen::{Stages, StoredTensor, Target};
 use crate::device::{Buffer, Device, Element, Matrix, Result, ScaledMatrix, Stream};
 use crate::error::GpuError;
+use crate::slices::logits_stride;
 
 /// A source of weights.
 pub trait Source {
@@ -164,18 +165,24 @@ impl<'a> Loader<'a> {
     }
 
     pub fn load(mut self) -> Result<Weights> {
-        let Shape { vocab, width, layers, tied, .. } = *self.shape;
+        let Shape { width, layers, tied, .. } = *self.shape;
         let gpt2 = self.shape.architecture == Architecture::Gpt2;
         let [embedding_name, final_norm_name] =
             if gpt2 { ["wte.weight", "ln_f"] } else { ["embed_tokens.weight", "norm"] };
-        let token_embedding = self.table(embedding_name, vocab, width)?;
-        let position_embedding =
-            if gpt2 { Some(self.table("wpe.weight", self.shape.positions, width)?.weight) } else { None };
+        let token_embedding = self.token_table(embedding_name)?;
+        let position_embedding = if gpt2 {
+            let positions = [unpadded(self.shape.positions), unpadded(width)];
+            let table = self.buffer(self.shape.positions * width, false)?;
+            self.load_into(&table, 0, "wpe.weight", positions, [width, 1])?;
+            Some(table)
+        } else {
+            None
+        };
         let layers = (0..layers)
             .map(|i| if gpt2 { self.gpt2_layer(&format!("h.{i}.")) } else { self.llama_layer(&format!("layers.{i}.")) })
             .collect::<Result<_>>()?;
         let final_norm = self.norm(final_norm_name)?;
-        let lm_head = if tied { None } else { Some(self.table("lm_head.weight", vocab, width)?) };
+        let lm_head = if tied { None } else { Some(self.token_table("lm_head.weight")?) };
         Ok(Weights { token_embedding, position_embedding, layers, final_norm, lm_head })
     }
 
@@ -253,10 +260,13 @@ impl<'a> Loader<'a> {
         Linear::new(weight, bias, [outputs, inputs]).into_format(self.number_format, self.device, self.stages.kernels())
     }
 
-    fn table(&mut self, name: &str, rows: usize, width: usize) -> Result<Linear> {
-        let weight = self.buffer(rows * width, false)?;
-        self.load_into(&weight, 0, name, [unpadded(rows), unpadded(width)], [width, 1])?;
-        Ok(Linear { weight, scales: None, bias: None, outputs: rows, inputs: width })
+    /// The embedding of tokens or the LM head: a row for each token, then rows of zeros, see [`logits_stride`].
+    fn token_table(&mut self, name: &str) -> Result<Linear> {
+        let Shape { vocab, width, .. } = *self.shape;
+        let outputs = logits_stride(vocab);
+        let weight = self.buffer(outputs * width, outputs > vocab)?;
+        self.load_into(&weight, 0, name, [unpadded(vocab), unpadded(width)], [width, 1])?;
+        Ok(Linear::new(weight, None, [outputs, width]))
     }
 
     fn norm(&mut self, name: &str) -> Result<Norm> {
