@@ -46,8 +46,8 @@ impl Default for ContaminationConfig {
 /// let mut index = ContaminationIndex::builder(&config)?;
 /// index.add("capitals", Some("What is the capital of France?"), "It is Paris.");
 /// let index = index.build();
-/// let hit = index.find("Quiz: what is the capital of France? It's in the north. France, it is Paris!").unwrap();
-/// assert_eq!((hit.benchmark, hit.ngram.as_str()), ("capitals", "france it is paris"));
+/// let hit = index.find("Quiz: what is the capital of France? It is Paris!").unwrap();
+/// assert_eq!((hit.benchmark, hit.ngram.as_str()), ("capitals", "capital of france it"));
 /// assert!(index.find("The capital of France is Paris.").is_none());
 /// # Ok::<(), stillhouse_dedup::OptionError>(())
 /// ```
@@ -112,7 +112,8 @@ impl ContaminationIndex {
     /// Returns the first n-gram of a text that is in the index. Of several benchmarks with this n-gram, it names the one
     /// whose file datatrove reads last.
     ///
-    /// Time: the split into words, and one look-up for each word. Memory: up to about 32 bytes a character while it runs.
+    /// Time: the split into words, and one look-up for each word. Memory: up to 32 bytes for each
+    /// byte of the text while it runs.
     pub fn find(&self, text: &str) -> Option<Hit<'_>> {
         if self.entries.is_empty() {
             return None;

@@ -7,9 +7,9 @@
 //! use stillhouse_dedup::{Clusters, MinHash, MinHashConfig};
 //!
 //! let texts = [
-//!     "The committee will meet on Monday the 3rd of May at noon in the large hall of the town.",
+//!     "The committee will meet on 3 May at noon in the large hall of the town.",
 //!     "A completely different text, which has nothing to do with the others.",
-//!     "The committee will meet on Monday, the 7th of May, at noon in the large hall of the town!",
+//!     "The Committee will meet on 17 May, at noon, in the large hall of the town (sic).",
 //! ];
 //! let minhash = MinHash::new(&MinHashConfig { ngram_words: 3, ..MinHashConfig::default() })?;
 //! let (mut first_with, mut clusters) = (HashMap::new(), Clusters::new(texts.len() as u64)?);

@@ -132,8 +132,8 @@ impl MinHash {
     /// Returns the `bands` × `band_hashes` values of a text, band by band, or `None` if it has fewer than `ngram_words`
     /// words. A value is below 2⁶¹ − 1, or below 2³² with a hash function of 32 bits.
     ///
-    /// Time: the split into words, and one multiplication for each n-gram and permutation. Memory: up to about 32 bytes a
-    /// character while it runs.
+    /// Time: the split into words, and one multiplication for each n-gram and permutation. Memory: up to 32 bytes
+    /// for each byte of the text while it runs.
     pub fn signature(&self, text: &str) -> Option<Vec<u64>> {
         let words = Words::new(text, &self.config.normalization);
         let n = self.config.ngram_words as usize;

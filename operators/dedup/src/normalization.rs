@@ -13,7 +13,7 @@ use crate::unicode::{DIGIT, PUNCT, SPACE, classes, is_nonspacing_mark, is_space,
 /// ```
 /// use stillhouse_dedup::Normalization;
 ///
-/// assert_eq!(Normalization::default().apply(" The café,\non 1,200.5 m² "), "the cafe on 0 5 m²");
+/// assert_eq!(Normalization::default().apply(" The café,\non 1,200 m² "), "the cafe on 0 m²");
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]

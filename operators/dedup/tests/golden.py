@@ -3,7 +3,8 @@
     /tmp/dt/v/bin/python operators/dedup/tests/golden.py
 
 Needs datatrove 0.10.1, spaCy 3.8.18, numpy and xxhash on CPython 3.11.7; the first line of the file states the versions.
-Seeds are fixed, so the same versions write the same file. `--time FILE` prints datatrove's rate on a file of documents, as
+Seeds are fixed, so the same versions write the same file. `--compare N SEED` writes one with N generated documents and another seed,
+for a larger comparison that is not committed. `--time FILE` prints datatrove's rate on a file of documents, as
 the example `rates` prints ours.
 
 A document of the corpus is stored as [line, first character, characters, edit, parameter]; `edited` states the edits.
@@ -200,11 +201,11 @@ def hits(rng, texts, words, options):
     return {"benchmarks": benchmarks, "documents": documents, "hits": found}
 
 
-def write_golden():
+def write_golden(count=120, seed=20250202):
     spec = importlib.util.spec_from_file_location("filters_golden", FILTERS)
     generators = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generators)
-    rng, texts = random.Random(20250202), corpus()
+    rng, texts = random.Random(seed), corpus()
     versions = {"datatrove": "0.10.1", "spacy": spacy.__version__, "numpy": np.__version__, "regex": regex.__version__, "xxhash": xxhash.VERSION,
                 "python": platform.python_version()}
     lines = [{"versions": versions, "normalizations": NORMALIZATIONS, "minhashes": MINHASHES, "contaminations": CONTAMINATIONS}]
@@ -220,7 +221,7 @@ def write_golden():
 
     tails = ["x ́ y", "́", " ́ ", "１,２ 3٫4 5.6.7 8,,9", "Ⅷ ½ ٣٤٥.٦", "Monday, January 5th; maybe on saturdayjune", "\u1680a\u3000b", "one two three four five",
              "one two three four", "ΑΣ ΣΑ Σ ΑΣ́ ΑΣ.", "가각힣 é Å Ω K", "שָׁלוֹם עֲלֵיכֶם", "a\x00b\x1cc\x85d", "na\u0308ive \u1e9b\u0323 q\u0307\u0323"]
-    generated = generators.fixed() + tails + list(generators.generated(rng, 120))
+    generated = generators.fixed() + tails + list(generators.generated(rng, count))
     lines += [line(text, text, index) for index, text in enumerate(generated)]
     edits = [("none", 0), ("words", 7), ("words", 40), ("sentences", 3), ("case", 0), ("punctuation", 0), ("prefix", 3)]
     specs = [(index, 0, 10**9, *edits[index % len(edits)]) for index in range(0, len(texts), 3)]
@@ -265,5 +266,7 @@ def measure(path):
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--time"]:
         measure(sys.argv[2])
+    elif sys.argv[1:2] == ["--compare"]:
+        write_golden(int(sys.argv[2]), int(sys.argv[3]))
     else:
         write_golden()
