@@ -30,6 +30,7 @@ pub mod run;
 pub mod sample;
 pub mod score;
 mod sequence_offsets;
+pub mod source_record;
 pub(crate) mod teacher;
 #[cfg(test)]
 mod tests;

@@ -187,3 +187,70 @@ fn conversations_have_a_loss_mask_and_bad_ones_are_bounded() {
     scratch.write("template.jinja", &template.replace("[{{", "<{{"));
     scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(2).says(&["chat.template"]);
 }
+
+/// Every record of every split: its text in the input, and the same text over the rows that hold its tokens.
+#[test]
+fn a_document_is_found_in_the_input_and_in_the_rows() {
+    let scratch = Scratch::new();
+    fs::create_dir_all(scratch.path("in")).unwrap();
+    let text = |i: usize| format!("Document {i}. ") + &format!("Its word is {i}. ").repeat(i % 7 * 6);
+    for file in 0..3 {
+        let lines = (0..9).map(|i| json!({"text": text(file * 9 + i)}).to_string() + "\n");
+        scratch.write(&format!("in/{file}.jsonl"), &lines.collect::<String>());
+    }
+    let job = with(
+        stillhouse_tests::job(),
+        &json!({
+            "extract": null, "subtokens": null, "partitions": null, "tokenizer": {"path": stillhouse_tests::byte_tokenizer()},
+            "input": {"paths": ["in/*.jsonl"], "split_megabytes": 0.002},
+            "pack": {"separator": "none", "boundary": "none", "remainder": "keep"},
+            "filter": {"rules": [{"length": {"min_characters": 20}}]}
+        }),
+    );
+    scratch.make(&job);
+    let mut found = 0;
+    for (split, documents) in splits(&scratch) {
+        for record in 0..documents {
+            let id = format!("{split}:{record}");
+            let arguments = ["inspect", "out", "--document", &id, "--job", "job.yaml", "--json"];
+            let shown = scratch.stillhouse(&arguments).expect(0).json();
+            assert_eq!(shown["source"], text(found), "{id}");
+            let parts = shown["parts"].as_array().unwrap();
+            let rows: String = parts.iter().map(|part| part["text"].as_str().unwrap()).collect();
+            let is_dropped = text(found).len() < 20;
+            assert_eq!(rows, if is_dropped { String::new() } else { text(found) }, "{id}");
+            assert_eq!(shown["pieces"][0]["file"], format!("{}.jsonl", found / 9), "{id}");
+            let number = shown["document_id"].to_string();
+            let again = scratch.stillhouse(&["inspect", "out", "--document", &number, "--json"]).expect(0).json();
+            assert_eq!(again["parts"], shown["parts"]);
+            found += 1;
+        }
+    }
+    assert_eq!(found, 27);
+    let page = scratch.stillhouse(&["inspect", "out", "--document", "0:0"]).expect(0).stdout;
+    assert!(page.contains("nothing: a filter dropped it (length.too_few_characters)"), "{page}");
+    let page = scratch.stillhouse(&["inspect", "out", "--document", "0:3", "--job", "job.yaml"]).expect(0).stdout;
+    for says in ["document 0:3", "record 4 of what split 0 reads:\n  0.jsonl  bytes 0 to ", "In the input", "row "] {
+        assert!(page.contains(says), "{says:?} is not in\n{page}");
+    }
+    scratch
+        .stillhouse(&["inspect", "out", "--document", "99:0"])
+        .expect(2)
+        .says(&["--document: got 99:0, valid: SPLIT:RECORD"]);
+    scratch.stillhouse(&["inspect", "out", "--document", "one"]).expect(2).says(&["valid: SPLIT:RECORD, such as 3:17"]);
+    let beyond = ["inspect", "out", "--document", "0:999", "--job", "job.yaml"];
+    scratch.stillhouse(&beyond).expect(2).says(&["split 0 has no document 999"]);
+    // other records in the place of the old ones
+    scratch.write("in/0.jsonl", &fs::read_to_string(scratch.path("in/0.jsonl")).unwrap().replace("word", "name"));
+    let changed = ["inspect", "out", "--document", "0:3", "--job", "job.yaml"];
+    scratch.stillhouse(&changed).expect(1).says(&["the input of split 0 is not what the data set was made of"]);
+}
+
+/// Number and documents of each split.
+fn splits(scratch: &Scratch) -> Vec<(u64, u64)> {
+    let manifest = manifest(scratch);
+    let shards = manifest["shards"].as_array().unwrap();
+    assert!(shards.len() > 3, "{}", shards.len());
+    let of = |shard: &Value| (shard["split"].as_u64().unwrap(), shard["statistics"]["documents"].as_u64().unwrap());
+    shards.iter().map(of).collect()
+}

@@ -58,7 +58,10 @@ pub async fn dropped(dataset: &Dataset, wanted: Option<&str>, max_samples: usize
 }
 
 /// The samples in a shard's footer; none in a shard that `derive` made, whose documents have no text.
-async fn samples_of(dataset: &Dataset, shard: &ShardRecord) -> Result<BTreeMap<String, Vec<DroppedDocument>>> {
+pub(super) async fn samples_of(
+    dataset: &Dataset,
+    shard: &ShardRecord,
+) -> Result<BTreeMap<String, Vec<DroppedDocument>>> {
     let Some(entry) = dataset.footer_entry(shard, DROPPED_DOCUMENTS).await? else { return Ok(BTreeMap::new()) };
     serde_json::from_str(&entry).map_err(|e| {
         let context = format!("{}: entry {DROPPED_DOCUMENTS} of the footer", dataset.shown(&shard.path));

@@ -1,9 +1,11 @@
 //! What `inspect` shows of a data set: schema, statistics, and one decoded row with its noise blueprint.
 
+mod document;
 mod dropped;
 mod row;
 mod values;
 
+pub use self::document::{DocumentPart, DocumentTrace, trace_document};
 pub use self::dropped::{DroppedReason, dropped};
 pub use self::row::decode;
 

@@ -1,6 +1,7 @@
 //! `stillhouse inspect DATASET`: shows what a data set contains, and one decoded row.
 
 mod blueprints;
+mod document;
 mod dropped;
 mod overview;
 mod picture;
@@ -9,8 +10,13 @@ mod row;
 mod tests;
 mod values;
 
+use std::path::PathBuf;
+use std::sync::Arc;
+
 use stillhouse_datasets::dataset::Dataset;
 use stillhouse_datasets::inspect::{InspectOptions, Inspection, RowView, inspect};
+
+use stillhouse_schemas::ids::DocumentId;
 
 use crate::failure::Failure;
 use crate::page::{Page, View};
@@ -24,6 +30,7 @@ Examples:
   stillhouse inspect out/demo --position 3 40 --top 10    the noise blueprints of two tokens
   stillhouse inspect s3://shards/owt --column logprob     one column of a row in a store; nothing else is fetched
   stillhouse inspect out/web --dropped gopher_quality     documents that a rule of `filter` dropped
+  stillhouse inspect out/web --document 3:17              the rows that hold record 17 of split 3
   stillhouse inspect out/demo --json | jq .row.tokens";
 
 /// Show a data set: schema, statistics, one sequence decoded, its noise blueprint
@@ -55,6 +62,13 @@ pub struct Args {
     /// Show samples of the documents that filters dropped, in place of everything else: for a reason, a rule, or all
     #[arg(long, value_name = "REASON", num_args = 0..=1, conflicts_with_all = ["row", "view", "draw", "position", "top", "column"])]
     dropped: Option<Option<String>>,
+    /// Show a document and where its tokens lie, in place of everything else: SPLIT:RECORD, or a number of the column
+    /// document_ids
+    #[arg(long, value_name = "ID", value_parser = document::parse, conflicts_with_all = ["row", "view", "draw", "position", "top", "column", "dropped"])]
+    document: Option<DocumentId>,
+    /// With --document: the job file of the data set, to show the record of the input as well
+    #[arg(long, value_name = "JOB.yaml", requires = "document")]
+    job: Option<PathBuf>,
     #[command(flatten)]
     store: StoreOptions,
     /// Write everything as JSON
@@ -74,6 +88,8 @@ impl Args {
             top: 5,
             column: Vec::new(),
             dropped: None,
+            document: None,
+            job: None,
             store: StoreOptions::default(),
             json: false,
         }
@@ -81,7 +97,7 @@ impl Args {
 }
 
 /// Runs the command.
-pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
+pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
     let options = InspectOptions {
         row: Some(args.row),
         view: args.view,
@@ -93,6 +109,9 @@ pub fn call(args: &Args, printer: &Printer) -> Result<(), Failure> {
     let output = args.store.open(&args.dataset)?;
     if let Some(reason) = &args.dropped {
         return dropped::call(output, reason.as_deref(), args.json, printer);
+    }
+    if let Some(id) = args.document {
+        return document::call(output, id, args.job.as_deref(), args.json, printer);
     }
     let inspection = Threads::default().runtime()?.block_on(async {
         let dataset = Dataset::open(output).await?;

@@ -1,0 +1,153 @@
+//! Where the tokens of a document of the input lie in a data set.
+
+use arrow::array::{RecordBatch, UInt64Array};
+use arrow::error::ArrowError;
+use futures::TryStreamExt;
+use serde::Serialize;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_operators::extract::sequences;
+use stillhouse_operators::rows::ListRows;
+use stillhouse_operators::vocabulary::Vocabulary;
+use stillhouse_output::TOKENIZER;
+use stillhouse_schemas::columns;
+use stillhouse_schemas::ids::DocumentId;
+use stillhouse_schemas::manifest::{DroppedDocument, Piece, ShardRecord};
+
+use super::dropped::samples_of;
+use crate::dataset::{Dataset, Selection};
+
+/// Rows that are read at once.
+const BATCH_ROWS: usize = 256;
+
+/// A document of the input, and what the data set holds of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DocumentTrace {
+    /// Id of the document: `split`·2³² + `record`.
+    pub document_id: u64,
+    /// The split that read it.
+    pub split: u32,
+    /// Index of its record in the split, from 0. Bad records count too.
+    pub record: u32,
+    /// Data set split of the split.
+    pub dataset_split: String,
+    /// The files and ranges that the split reads, in order.
+    pub pieces: Vec<Piece>,
+    /// Its tokens, in the order of the rows.
+    pub parts: Vec<DocumentPart>,
+    /// The rule and the reason for which a filter dropped it, if the shard has it as a sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<String>,
+    /// Documents of the split that filters dropped.
+    pub dropped_in_split: u64,
+}
+
+/// The tokens of a document in one row.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DocumentPart {
+    /// Row, counted over all shards.
+    pub row: u64,
+    /// Id of the sequence.
+    pub sequence_id: u64,
+    /// Position of the first token.
+    pub start: usize,
+    /// End of the tokens, exclusive. Separators that follow the document count as its own.
+    pub end: usize,
+    /// The text of these tokens; empty for images and codes.
+    pub text: String,
+}
+
+/// Finds a document in its data set.
+///
+/// Cost: reads the ids of documents and the tokens of one shard.
+///
+/// # Errors
+/// If there is no such split, or the shard cannot be read.
+pub async fn trace_document(dataset: &Dataset, id: DocumentId) -> Result<DocumentTrace> {
+    let manifest = dataset.manifest();
+    let (split, record) = id.parts();
+    let Some(found) = manifest.splits.iter().find(|s| s.split == split) else {
+        let message = format!(
+            "--document: got {}:{record}, valid: SPLIT:RECORD with a split from 0 to {}",
+            split.0,
+            manifest.splits.len().saturating_sub(1)
+        );
+        return Err(PipelineError::new(ErrorKind::Usage, message));
+    };
+    let mut trace = DocumentTrace {
+        document_id: id.0,
+        split: split.0,
+        record,
+        dataset_split: found.dataset_split.clone(),
+        pieces: found.pieces.clone(),
+        parts: Vec::new(),
+        dropped: None,
+        dropped_in_split: 0,
+    };
+    let mut before = 0;
+    for shard in &manifest.shards {
+        if shard.split == split {
+            trace.parts = parts(dataset, shard, id, before).await?;
+            trace.dropped_in_split = shard.statistics.dropped.values().sum();
+            if trace.parts.is_empty() && trace.dropped_in_split > 0 {
+                let is_it = |sample: &DroppedDocument| sample.document_id == id.0;
+                let reasons = samples_of(dataset, shard).await?;
+                trace.dropped =
+                    reasons.into_iter().find(|(_, samples)| samples.iter().any(is_it)).map(|(reason, _)| reason);
+            }
+        }
+        before += shard.rows;
+    }
+    Ok(trace)
+}
+
+async fn parts(dataset: &Dataset, shard: &ShardRecord, id: DocumentId, rows_before: u64) -> Result<Vec<DocumentPart>> {
+    let place = dataset.shown(&shard.path);
+    let wanted = [
+        columns::SEQUENCE_ID,
+        columns::INPUT_IDS,
+        columns::ATTENTION_MASK,
+        columns::DOCUMENT_OFFSETS,
+        columns::DOCUMENT_IDS,
+    ];
+    let is_there = |name: &&str| dataset.manifest().columns.iter().any(|column| column.name == **name);
+    let names = wanted.iter().filter(|name| is_there(name)).map(|name| (*name).to_owned()).collect();
+    let selection = Selection { columns: Some(names), offset: 0, limit: None, batch_rows: BATCH_ROWS };
+    let vocabulary = match dataset.manifest().job.input.is_rows() {
+        true => None,
+        false => Some(
+            Vocabulary::from_tokenizer(dataset.tokenizer().await?, TOKENIZER)
+                .map_err(PipelineError::dataset(dataset.shown(TOKENIZER)))?,
+        ),
+    };
+    let mut stream = dataset.read(shard, &selection).await?;
+    let mut row = rows_before;
+    let mut found = Vec::new();
+    while let Some(batch) = stream.try_next().await.map_err(PipelineError::dataset(place.clone()))? {
+        let parts = parts_of_batch(&batch, id, row, vocabulary.as_ref());
+        found.extend(parts.map_err(PipelineError::dataset(place.clone()))?);
+        row += batch.num_rows() as u64;
+    }
+    Ok(found)
+}
+
+/// The parts of a document in a batch whose first row has this number.
+fn parts_of_batch(
+    batch: &RecordBatch,
+    id: DocumentId,
+    first_row: u64,
+    vocabulary: Option<&Vocabulary>,
+) -> std::result::Result<Vec<DocumentPart>, ArrowError> {
+    let ids = ListRows::from_batch(batch, columns::DOCUMENT_IDS)?;
+    let values = ids.values::<UInt64Array>(columns::DOCUMENT_IDS)?;
+    let mut found = Vec::new();
+    for (i, sequence) in sequences(batch)?.iter().enumerate() {
+        let ends = sequence.offsets.iter().skip(1).copied().chain([sequence.valid]);
+        for ((start, end), at) in sequence.offsets.iter().copied().zip(ends).zip(ids.range(i)) {
+            if values.value(at) == id.0 {
+                let text = vocabulary.map(|v| v.decode(&sequence.tokens[start..end])).unwrap_or_default();
+                found.push(DocumentPart { row: first_row + i as u64, sequence_id: sequence.id, start, end, text });
+            }
+        }
+    }
+    Ok(found)
+}
