@@ -12,7 +12,7 @@ const SAMPLES: usize = 2;
 /// Bytes of text of a sample.
 const SAMPLE_BYTES: usize = 400;
 
-/// The documents of a split that an operator dropped. One operator of a job drops documents.
+/// The documents of a split that an operator dropped. Operators have different reasons.
 #[derive(Debug)]
 pub(crate) struct DroppedDocuments {
     /// The first documents of each reason.
@@ -46,11 +46,15 @@ impl DroppedDocuments {
 
     /// Writes the samples into the footer, at the end of the split.
     pub(crate) fn finish(&self, operator: &'static str) -> Result<(), OperatorError> {
-        if !self.samples.is_empty() {
-            let samples = serde_json::to_string(&self.samples)
-                .map_err(|e| OperatorError::Config { operator, message: e.to_string() })?;
-            self.footer.set(DROPPED_DOCUMENTS, samples);
+        if self.samples.is_empty() {
+            return Ok(());
         }
+        let json = |e: serde_json::Error| OperatorError::Config { operator, message: e.to_string() };
+        let mut all = self.samples.clone();
+        if let Some(others) = self.footer.get().get(DROPPED_DOCUMENTS) {
+            all.extend(serde_json::from_str::<BTreeMap<_, _>>(others).map_err(json)?);
+        }
+        self.footer.set(DROPPED_DOCUMENTS, serde_json::to_string(&all).map_err(json)?);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! The operators of Stillhouse. Each is one file: a transform from record batch to record batch.
 //!
 //! ```text
-//!   documents ──► clean ──► filter ──► tokenize, chat ──► pack ──► extract ──► subtokens, partitions ──► (the pipeline writes shards)
+//!   documents ──► clean ──► filter, decontaminate ──► tokenize, chat ──► pack ──► extract ──► subtokens, partitions ──► (the pipeline writes shards)
 //!   [id, text, end]        [id, tokens, end]  [one row = one packed sequence; each step adds columns]
 //!
 //!   images, codes ──► grid ──► subtokens, partitions       [images]: decodes an image's bytes into the numbers of its row
@@ -14,6 +14,7 @@
 pub mod chat;
 pub mod clean;
 pub mod config;
+pub mod decontaminate;
 mod document_pieces;
 mod dropped;
 pub mod extract;
@@ -22,6 +23,7 @@ pub mod generate;
 pub mod grid;
 pub mod images;
 pub mod invariants;
+mod judged_documents;
 pub mod operator;
 pub mod operator_spec;
 pub mod orders;

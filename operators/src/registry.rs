@@ -20,6 +20,7 @@ use crate::operator_spec::{Factory, OperatorFactory, OperatorSpec, RowChecks};
 pub const OPERATORS: &[&dyn OperatorFactory] = &[
     &Factory::<crate::clean::CleanConfig>::ENTRY,
     &Factory::<crate::filter::FilterConfig>::ENTRY,
+    &Factory::<crate::decontaminate::DecontaminateConfig>::ENTRY,
     &Factory::<crate::tokenize::TokenizeConfig>::ENTRY,
     &Factory::<crate::chat::ChatConfig>::ENTRY,
     &Factory::<crate::pack::PackConfig>::ENTRY,

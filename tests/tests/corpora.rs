@@ -219,7 +219,7 @@ fn a_document_is_found_in_the_input_and_in_the_rows() {
             let rows: String = parts.iter().map(|part| part["text"].as_str().unwrap()).collect();
             let is_dropped = text(found).len() < 20;
             assert_eq!(rows, if is_dropped { String::new() } else { text(found) }, "{id}");
-            assert_eq!(shown["pieces"][0]["file"], format!("{}.jsonl", found / 9), "{id}");
+            assert_eq!(shown["pieces"][0]["file"], format!("in/{}.jsonl", found / 9), "{id}");
             let number = shown["document_id"].to_string();
             let again = scratch.stillhouse(&["inspect", "out", "--document", &number, "--json"]).expect(0).json();
             assert_eq!(again["parts"], shown["parts"]);
@@ -230,7 +230,7 @@ fn a_document_is_found_in_the_input_and_in_the_rows() {
     let page = scratch.stillhouse(&["inspect", "out", "--document", "0:0"]).expect(0).stdout;
     assert!(page.contains("nothing: a filter dropped it (length.too_few_characters)"), "{page}");
     let page = scratch.stillhouse(&["inspect", "out", "--document", "0:3", "--job", "job.yaml"]).expect(0).stdout;
-    for says in ["document 0:3", "record 4 of what split 0 reads:\n  0.jsonl  bytes 0 to ", "In the input", "row "] {
+    for says in ["document 0:3", "record 4 of what split 0 reads:\n  in/0.jsonl  bytes 0 to ", "In the input", "row "] {
         assert!(page.contains(says), "{says:?} is not in\n{page}");
     }
     scratch
@@ -253,4 +253,55 @@ fn splits(scratch: &Scratch) -> Vec<(u64, u64)> {
     assert!(shards.len() > 3, "{}", shards.len());
     let of = |shard: &Value| (shard["split"].as_u64().unwrap(), shard["statistics"]["documents"].as_u64().unwrap());
     shards.iter().map(of).collect()
+}
+
+/// A document with an answer of a benchmark is dropped, after the filter, and its reason says by which one.
+#[test]
+fn text_of_benchmarks_is_dropped_and_says_where_it_is_from() {
+    let scratch = Scratch::new();
+    let answer = "There were forty eight clips in April and half as many in May, which makes seventy two.";
+    let texts =
+        ["An ordinary document.", &format!("Homework: {}", answer.to_uppercase()), "tiny", "Another document, kept."];
+    scratch.write("in.jsonl", &texts.map(|text| json!({"text": text}).to_string() + "\n").concat());
+    scratch
+        .write("clips.jsonl", &json!({"benchmark": "gsm8k", "query": "How many clips?", "label": answer}).to_string());
+    let job = with(
+        stillhouse_tests::job(),
+        &json!({
+            "extract": null, "subtokens": null, "partitions": null, "tokenizer": {"path": stillhouse_tests::byte_tokenizer()},
+            "input": {"paths": ["in.jsonl"]}, "pack": {"mode": "pad", "length": 32},
+            "filter": {"rules": [{"length": {"min_characters": 10}}]}, "decontaminate": {"benchmarks": "clips.jsonl"}
+        }),
+    );
+    scratch.make(&job);
+    let manifest = manifest(&scratch);
+    let dropped = json!({"decontaminate.gsm8k": 1, "length.too_few_characters": 1});
+    assert_eq!(manifest["statistics"]["dropped"], dropped);
+    let shown = scratch.stillhouse(&["inspect", "out", "--dropped"]).expect(0).stdout;
+    for says in ["decontaminate.gsm8k", "shares \"there were forty eight clips", "length.too_few_characters"] {
+        assert!(shown.contains(says), "{says:?} is not in\n{shown}");
+    }
+    // what was removed lies beside the shards, and repairs itself; the path of the file is not the job's identity
+    let benchmarks = fs::read(scratch.path("clips.jsonl")).unwrap();
+    assert_eq!(fs::read(scratch.path("out/benchmarks.jsonl")).unwrap(), benchmarks);
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+    fs::remove_file(scratch.path("out/benchmarks.jsonl")).unwrap();
+    let verified = scratch.stillhouse(&["verify", "out"]).expect(1);
+    assert!(verified.stdout.contains("benchmarks.jsonl"), "{}", verified.stdout);
+    scratch.stillhouse(&["repair", "out", "job.yaml"]).expect(0);
+    fs::rename(scratch.path("clips.jsonl"), scratch.path("moved.jsonl")).unwrap();
+    let moved = with(job.clone(), &json!({"decontaminate": {"benchmarks": "moved.jsonl"}}));
+    scratch.job("job.yaml", &moved);
+    let again = scratch.stillhouse(&["run", "job.yaml"]).expect(0);
+    assert!(again.stdout.contains("complete already"), "{}", again.stdout);
+    // another file is another job
+    scratch.write("moved.jsonl", &json!({"benchmark": "gsm8k", "label": answer.replace("clips", "chips")}).to_string());
+    scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&["another job"]);
+    scratch.write("moved.jsonl", "{\"benchmark\": \"gsm8k\"}\n");
+    scratch
+        .stillhouse(&["run", "job.yaml"])
+        .expect(2)
+        .says(&["decontaminate.benchmarks", "line 1: missing field `label`"]);
+    scratch.job("job.yaml", &with(job, &json!({"decontaminate": {"benchmarks": "nowhere.jsonl"}})));
+    scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&["decontaminate.benchmarks", "nowhere.jsonl"]);
 }

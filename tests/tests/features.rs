@@ -34,12 +34,13 @@ fn tree(selection: &[&str], edges: &str) -> Tree {
 }
 
 /// Crates with so few dependencies that their tests build only those; in a clean clone they run within minutes.
-const SMALL: [&str; 7] = [
+const SMALL: [&str; 8] = [
     "stillhouse-schemas",
     "stillhouse-noise",
     "stillhouse-signals",
     "stillhouse-tokenizer",
     "stillhouse-filters",
+    "stillhouse-dedup",
     "stillhouse-chat",
     "stillhouse-cpu",
 ];

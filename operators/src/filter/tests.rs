@@ -1,9 +1,11 @@
 use std::collections::BTreeMap;
 
+use arrow::array::RecordBatch;
 use proptest::prelude::*;
 use stillhouse_schemas::manifest::{DROPPED_DOCUMENTS, DroppedDocument};
 
 use super::*;
+use crate::document_pieces::document_pieces;
 use crate::registry::job_format;
 use crate::testing::{context, cut, documents, drive, gpt2, job_with, joined, statistics};
 
@@ -62,7 +64,7 @@ fn a_document_beyond_the_bound_is_dropped_and_the_others_are_judged() {
     let (kept, context) = run(&config, &pieces);
     assert_eq!(kept, [(1, "0123456789".to_owned()), (3, "abc".to_owned())]);
     let counted = statistics(&context);
-    assert_eq!((counted.dropped[TOO_LARGE], counted.filtered_bytes), (1, 15));
+    assert_eq!((counted.dropped["filter.too_large"], counted.filtered_bytes), (1, 15));
 }
 
 #[test]
