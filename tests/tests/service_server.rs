@@ -8,7 +8,7 @@ use stillhouse_tests::seaweed::Seaweed;
 use stillhouse_tests::service::{Api, Service, eventually};
 use stillhouse_tests::{corpus, run_command, shards, with};
 
-use crate::service_api::{DOCUMENTS, ROWS, SPLITS, long_job, quick_job, start, undisturbed};
+use crate::service_api::{DOCUMENTS, PACKED_ROWS, ROWS, SPLITS, long_job, quick_job, start, undisturbed};
 use crate::stores::shards_in;
 
 #[test]
@@ -244,12 +244,12 @@ fn a_job_on_a_store_needs_no_credentials_and_reports_none() {
     );
     let id = api.submit(&stored);
     let done = api.wait_for_state(&id, "succeeded");
-    assert_eq!((&done["output"], &done["result"]["rows"]), (&json!("s3://shards/team/out"), &json!(ROWS)));
+    assert_eq!((&done["output"], &done["result"]["rows"]), (&json!("s3://shards/team/out"), &json!(PACKED_ROWS)));
     let expected = undisturbed(&service, &quick_job(""));
     let uploaded = shards_in(&weed.s3(), "shards", "team/out");
     assert_eq!(uploaded, expected);
     assert_eq!(api.get(&format!("/jobs/{id}/manifest")).expect(200).json()["job"]["name"], "packing");
-    assert_eq!(api.get(&format!("/jobs/{id}/report")).expect(200).json()["totals"]["train"]["rows"], ROWS);
+    assert_eq!(api.get(&format!("/jobs/{id}/report")).expect(200).json()["totals"]["train"]["rows"], PACKED_ROWS);
 
     // other prefixes, buckets and endpoints are refused
     for (patch, field) in [
