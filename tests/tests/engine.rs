@@ -188,10 +188,10 @@ fn splits_at_once_from_a_query_into_a_store_end() {
 #[test]
 fn a_stop_with_many_splits_in_flight_is_heard_and_the_run_goes_on() {
     let scratch = scratch(221);
-    let expected = expect_shards(&scratch, run(&scratch, &with_teacher(64), "whole", Some(2), 2), "whole");
+    let expected = expect_shards(&scratch, run(&scratch, &with_teacher(32), "whole", Some(2), 2), "whole");
     for (signal_number, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
         let patch = json!({"engine": {"parallel_splits": 120}, "output": {"path": "stopped"}});
-        scratch.job("job.yaml", &with(with_teacher(64), &patch));
+        scratch.job("job.yaml", &with(with_teacher(32), &patch));
         let mut reported = false;
         let stats =
             run_measured_with(&mut scratch.command(&["run", "job.yaml", "--json"]), STOP_DEADLINE, |process, said| {
@@ -377,7 +377,7 @@ fn what_a_query_skipped_is_counted_once_over_a_stop_and_a_resume() {
     (0..221).step_by(20).for_each(|i| corpus[i] = corpus[i].replace("{\"text\":", "{\"text\","));
     scratch.write("corpus.jsonl", &(corpus.join("\n") + "\n"));
     let input = json!({"sql": "SELECT text FROM input", "on_error": "skip", "max_skipped": 0.5});
-    let job = with(with_teacher(64), &json!({"input": input}));
+    let job = with(with_teacher(32), &json!({"input": input}));
     let expected = expect_shards(&scratch, run(&scratch, &job, "whole", Some(2), 2), "whole");
     let statistics = |name: &str| {
         let manifest = fs::read(scratch.path(name).join("manifest.json")).unwrap();
