@@ -96,18 +96,19 @@ impl<'a, 'b> KilledExecutors<'a, 'b> {
 }
 
 #[test]
-fn executors_killed_twenty_times_during_one_job_change_no_byte() {
-    let scratch = scratch(KILLS);
+fn executors_killed_many_times_during_one_job_change_no_byte() {
+    let kills = repetitions(8, KILLS);
+    let scratch = scratch(kills);
     let expected = single_machine_shards(&scratch, &job());
     let splits = expected.len();
-    assert!(splits >= SPLITS_PER_KILL * KILLS, "{splits} splits");
+    assert!(splits >= SPLITS_PER_KILL * kills, "{splits} splits");
     let mut cluster = Cluster::start(&scratch);
     let there = cluster.job(&job(), "killed");
     let dataset = scratch.path("killed");
     let as_they_are = |_: &mut Command| {};
     let mut executors = KilledExecutors::start(&mut cluster, 11, &as_they_are);
     let mut run = Run::begin(&scratch, &there, &[], &|_| {});
-    executors.kill_during(&mut run, KILLS, splits, &|| count_shards(&dataset));
+    executors.kill_during(&mut run, kills, splits, &|| count_shards(&dataset));
     run.expect_success();
     assert_finished(&dataset, &expected);
     assert_eq!(names(&dataset), names(&scratch.path("alone")));

@@ -100,7 +100,8 @@ impl JobBuffers {
     /// number of corrections.
     fn batch(&mut self, batch: u32) -> usize {
         let mut runs = Runs::new();
-        let lengths: &[u32] = if batch % CYCLE == CYCLE - 1 { &[128, 100, 28] } else { &[1 + batch % 7, 8, 1 + batch % 20] };
+        let lengths: &[u32] =
+            if batch % CYCLE == CYCLE - 1 { &[128, 100, 28] } else { &[1 + batch % 7, 8, 1 + batch % 20] };
         for (run, &length) in lengths.iter().enumerate() {
             runs.push((0..length).map(|i| (batch * 13 + run as u32 * 5 + i * i) % self.vocab as u32));
         }
