@@ -30,12 +30,15 @@ cluster-program:
 # The program, the cluster and their tests in one selection: another one has other features, and Ballista would be built a second time.
 CLUSTER_TESTS := -p stillhouse -p stillhouse-cluster -p stillhouse-tests --features stillhouse/distributed,stillhouse-tests/distributed
 
+# All tests in `make soak`; else those that .config/nextest.toml leaves.
+NEXTEST := cargo nextest run $(if $(STILLHOUSE_SOAK),--ignore-default-filter)
+
 cluster-test: setup
 	cargo clippy $(CLUSTER_TESTS) --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc -p stillhouse-cluster --features distributed --no-deps
 	cargo build $(CLUSTER_TESTS) --tests --bin stillhouse
 	mkdir -p target/cluster && ln -f $(STILLHOUSE) target/cluster/stillhouse
-	STILLHOUSE_BIN=$(CURDIR)/target/cluster/stillhouse cargo nextest run $(CLUSTER_TESTS) -E 'package(stillhouse-cluster) or (package(stillhouse-tests) and test(/^cluster/))'
+	STILLHOUSE_BIN=$(CURDIR)/target/cluster/stillhouse $(NEXTEST) $(CLUSTER_TESTS) -E 'package(stillhouse-cluster) or (package(stillhouse-tests) and test(/^cluster/))'
 
 # Tools and data that the tests need: cargo-nextest, a Python environment, BERT's tokenizer, SmolLM2, vocabularies of real models.
 setup:
@@ -50,13 +53,14 @@ test:
 	done
 
 rust-test: setup
-	cargo nextest run --workspace
+	$(NEXTEST) --workspace
 	cargo test --doc --workspace -q
-	scripts/instructions
 
-# What CI does a few times, as often as it takes to believe it: kills, faults of storage, random jobs and requests.
+# What CI does a few times or not at all, as often as it takes to believe it: kills, faults of storage, random jobs and requests. Also the
+# instructions that fixed work takes, to compare with earlier ones.
 soak: setup python
-	STILLHOUSE_SOAK=1 cargo nextest run --workspace
+	STILLHOUSE_SOAK=1 cargo nextest run --workspace --ignore-default-filter
+	scripts/instructions
 	STILLHOUSE_SOAK=1 $(MAKE) cluster-test
 	cd python && STILLHOUSE_SOAK=1 ../.venv-torch/bin/pytest -q tests/test_kills.py tests/test_frameworks.py tests/test_damage.py
 
@@ -69,9 +73,9 @@ service-test: service-setup
 service-setup: setup
 	scripts/setup-service
 
-# The package of python/, into .venv-torch: its core in the profile of the tests, with the crates that they have built.
+# The package of python/, into .venv-torch: its core in the profile of the tests.
 python: python-setup
-	VIRTUAL_ENV=$(CURDIR)/.venv-torch PATH="$(CURDIR)/.venv/bin:$$PATH" .venv-torch/bin/maturin develop --quiet --uv --profile dev --features pyo3/abi3-py310,workspace -m python/Cargo.toml
+	VIRTUAL_ENV=$(CURDIR)/.venv-torch PATH="$(CURDIR)/.venv/bin:$$PATH" .venv-torch/bin/maturin develop --quiet --uv --profile dev -m python/Cargo.toml
 
 python-setup: setup
 	scripts/setup-python
