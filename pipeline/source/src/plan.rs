@@ -17,7 +17,7 @@
 //! - Columnar files: cut by their metadata.
 //! - Images and codes: cut as [`numbers`] says; their weight is the count of their numbers.
 //!
-//! Memory: the segments, and per core the memory of a reader.
+//! Memory: the segments, per core the memory of a reader, and for a file that is scanned 16 offsets per segment.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
