@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::UInt64Type;
+use stillhouse_datasets::inspect::MAX_TEXT_BYTES;
 use stillhouse_input_files::Listing;
 use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::Manifest;
@@ -12,7 +13,8 @@ use stillhouse_source::SplitReader;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::job::Prepared;
 
-/// Returns the text of a document as the input has it, before any rule changes it.
+/// Returns the text of a document as the input has it, before any rule changes it: its first [`MAX_TEXT_BYTES`], then "…"
+/// if it is longer.
 ///
 /// Cost: reads the document's whole split, because only that shows whether the records are still those of the data set.
 ///
@@ -49,6 +51,10 @@ pub fn source_record(prepared: &Prepared, manifest: &Manifest, id: DocumentId) -
     if !is_found {
         return Err(usage(format!("--document: split {} has no document {record}", number.0)));
     }
+    if text.len() > MAX_TEXT_BYTES {
+        text.truncate(text.floor_char_boundary(MAX_TEXT_BYTES));
+        text.push('…');
+    }
     Ok(text)
 }
 
@@ -60,7 +66,13 @@ fn add_pieces(batch: &RecordBatch, id: DocumentId, text: &mut String) -> bool {
     let (Some(ids), Some(texts)) = (ids.as_primitive_opt::<UInt64Type>(), texts.as_string_opt::<i32>()) else {
         return false;
     };
-    let pieces = ids.values().iter().zip(texts.iter()).filter(|(piece, _)| **piece == id.0);
-    let count = pieces.map(|(_, piece)| text.push_str(piece.unwrap_or_default())).count();
-    count > 0
+    let mut is_found = false;
+    for (_, piece) in ids.values().iter().zip(texts.iter()).filter(|(piece, _)| **piece == id.0) {
+        is_found = true;
+        // a character more than is returned shows that there is more
+        let room = (MAX_TEXT_BYTES + 4).saturating_sub(text.len());
+        let piece = piece.unwrap_or_default();
+        text.push_str(piece.get(..piece.floor_char_boundary(room)).unwrap_or_default());
+    }
+    is_found
 }

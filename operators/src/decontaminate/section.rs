@@ -10,7 +10,7 @@ use stillhouse_schemas::spec::JobSpec;
 use super::{BENCHMARKS, BENCHMARKS_FIELD, NAME};
 
 /// Maximum size of the file of benchmarks, in bytes.
-const MAX_BENCHMARK_BYTES: u64 = 256 << 20;
+const MAX_BENCHMARK_BYTES: u64 = 64 << 20;
 
 /// Drops documents that have text of a benchmark. They are judged after `filter`, and counted by benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -4,7 +4,6 @@ use stillhouse_schemas::manifest::{DROPPED_DOCUMENTS, DroppedDocument};
 
 use super::*;
 use crate::config::OperatorConfig;
-use crate::dropped::DroppedDocuments;
 use crate::testing::{context, documents, drive, gpt2, joined, statistics};
 
 const EXAMPLES: &str = "{\"benchmark\": \"capitals\", \"query\": \"What is the capital of France?\", \"label\": \"It is Paris, of course.\"}\n\n\
@@ -13,9 +12,9 @@ const EXAMPLES: &str = "{\"benchmark\": \"capitals\", \"query\": \"What is the c
 fn config(ngram_words: u32) -> DecontaminateConfig {
     let options = ContaminationConfig { ngram_words, ..ContaminationConfig::default() };
     DecontaminateConfig {
-        index: Arc::new(index(EXAMPLES, &options).unwrap()),
         options,
-        benchmarks: EXAMPLES.into(),
+        benchmarks: EXAMPLES.as_bytes().into(),
+        index: Arc::default(),
         max_document_bytes: 100,
         piece_bytes: 4000,
     }
@@ -33,9 +32,7 @@ fn documents_with_text_of_a_benchmark_are_dropped_by_its_name() {
     ];
     let context = context(&gpt2());
     // what an operator before this one dropped stays beside it
-    let filtered = DroppedDocuments::new(&context);
     context.footer.set(DROPPED_DOCUMENTS, "{\"length.too_few_characters\": []}".to_owned());
-    filtered.finish("filter").unwrap();
     let mut operator = config(5).operator(&context).unwrap();
     let kept = joined(&drive(operator.as_mut(), &[documents(&texts)]).unwrap());
     assert_eq!(kept, [(1, texts[0].1.to_owned())]);
@@ -53,13 +50,13 @@ fn documents_with_text_of_a_benchmark_are_dropped_by_its_name() {
 fn a_file_that_finds_nothing_is_refused() {
     let error = |text: &str, ngram_words| {
         let options = ContaminationConfig { ngram_words, ..ContaminationConfig::default() };
-        index(text, &options).map(|_| ()).unwrap_err().to_string()
+        check(text, &options).unwrap_err().to_string()
     };
     for (text, says) in [
         ("", "decontaminate.benchmarks: has no line"),
         ("\n \n", "has no line"),
         ("{\"benchmark\": \"a\", \"label\": \"b\"}\n{\"label\": \"b\"}", "line 2: missing field `benchmark`"),
-        ("{\"benchmark\": \" \", \"label\": \"b\"}", "a line has an empty benchmark"),
+        ("{\"benchmark\": \" \", \"label\": \"b\"}", "a line has the benchmark \" \"; valid: a name of 1 to 64 bytes"),
         ("{\"benchmark\": \"a\", \"query\": \"\", \"label\": \"\"}", "a line of a has neither a query nor a label"),
         ("[1]", "line 1: "),
         (EXAMPLES, "has no run of 50 words; valid: longer texts, a smaller ngram_words"),
@@ -67,6 +64,8 @@ fn a_file_that_finds_nothing_is_refused() {
         let error = error(text, 50);
         assert!(error.contains(says), "{error}");
     }
+    let many: String = (0..65).map(|i| format!("{{\"benchmark\": \"b{i}\", \"label\": \"a\"}}\n")).collect();
+    assert!(error(&many, 5).contains("names more than 64 benchmarks"));
     assert_ne!(config(5), config(6));
     assert_eq!(config(5), config(5));
 }

@@ -18,6 +18,8 @@ use crate::dataset::{Dataset, Selection};
 
 /// Rows that are read at once.
 const BATCH_ROWS: usize = 256;
+/// Bytes of text of a document that are shown; in a data set, to the end of a batch of rows.
+pub const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// A document of the input, and what the data set holds of it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -52,8 +54,9 @@ pub struct DocumentPart {
     pub start: usize,
     /// End of the tokens, exclusive. Separators that follow the document count as its own.
     pub end: usize,
-    /// The text of these tokens; empty for images and codes.
-    pub text: String,
+    /// The text of these tokens. None for images and codes, and beyond the first [`MAX_TEXT_BYTES`] of a document.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
 }
 
 /// Finds a document in its data set.
@@ -121,10 +124,13 @@ async fn parts(dataset: &Dataset, shard: &ShardRecord, id: DocumentId, rows_befo
     };
     let mut stream = dataset.read(shard, &selection).await?;
     let mut row = rows_before;
-    let mut found = Vec::new();
+    let mut found: Vec<DocumentPart> = Vec::new();
+    let mut text_bytes = 0;
     while let Some(batch) = stream.try_next().await.map_err(PipelineError::dataset(place.clone()))? {
-        let parts = parts_of_batch(&batch, id, row, vocabulary.as_ref());
-        found.extend(parts.map_err(PipelineError::dataset(place.clone()))?);
+        let vocabulary = vocabulary.as_ref().filter(|_| text_bytes < MAX_TEXT_BYTES);
+        let parts = parts_of_batch(&batch, id, row, vocabulary).map_err(PipelineError::dataset(place.clone()))?;
+        text_bytes += parts.iter().map(|part| part.text.as_ref().map_or(0, String::len)).sum::<usize>();
+        found.extend(parts);
         row += batch.num_rows() as u64;
     }
     Ok(found)
@@ -144,7 +150,11 @@ fn parts_of_batch(
         let ends = sequence.offsets.iter().skip(1).copied().chain([sequence.valid]);
         for ((start, end), at) in sequence.offsets.iter().copied().zip(ends).zip(ids.range(i)) {
             if values.value(at) == id.0 {
-                let text = vocabulary.map(|v| v.decode(&sequence.tokens[start..end])).unwrap_or_default();
+                let tokens = sequence.tokens.get(start..end).ok_or_else(|| {
+                    let message = format!("{}: {start} to {end} is no part of a row", columns::DOCUMENT_OFFSETS);
+                    ArrowError::InvalidArgumentError(message)
+                })?;
+                let text = vocabulary.map(|v| v.decode(tokens));
                 found.push(DocumentPart { row: first_row + i as u64, sequence_id: sequence.id, start, end, text });
             }
         }

@@ -5,7 +5,7 @@ mod dropped;
 mod row;
 mod values;
 
-pub use self::document::{DocumentPart, DocumentTrace, trace_document};
+pub use self::document::{DocumentPart, DocumentTrace, MAX_TEXT_BYTES, trace_document};
 pub use self::dropped::{DroppedReason, dropped};
 pub use self::row::decode;
 

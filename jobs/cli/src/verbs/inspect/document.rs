@@ -90,7 +90,7 @@ pub(super) fn render(trace: &DocumentTrace, record: Option<&str>) -> Page {
         let tokens = format!("tokens {} to {}", units::count(part.start as u64), units::count(part.end as u64));
         let place = format!("row {}, {tokens}  sequence_id {}", part.row, part.sequence_id);
         page.line(Line::new().with(Tone::Dim, place));
-        part.text.lines().for_each(|line| page.line(Line::plain(format!("  {line}"))));
+        part.text.iter().flat_map(|text| text.lines()).for_each(|line| page.line(Line::plain(format!("  {line}"))));
     }
     if trace.parts.is_empty() {
         let reason = match (&trace.dropped, trace.dropped_in_split) {
