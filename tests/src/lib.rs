@@ -12,6 +12,7 @@
 //! come from a [`hub`]. Tests that disconnect hosts run them as network namespaces of this machine: [`network`].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a fixture that fails fails its test")]
 
+mod byte_models;
 pub mod hub;
 pub mod network;
 pub mod process_stats;
@@ -35,6 +36,8 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
+pub use byte_models::{byte_teacher, byte_tokenizer};
+
 /// The root folder of the repository.
 pub fn root() -> PathBuf {
     fs::canonicalize(Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap()
@@ -49,39 +52,6 @@ pub fn repetitions(ci: usize, soak: usize) -> usize {
 /// A teacher of GPT-2's architecture with the real vocabulary of 50,257 tokens.
 pub fn nano_teacher() -> PathBuf {
     root().join("assets/teacher-nano-gpt2")
-}
-
-/// A tokenizer.json of 256 bytes and `<|endoftext|>`, for tests of anything but text: reading GPT-2's 50,257 tokens takes
-/// most of the time of a small job.
-pub fn byte_tokenizer() -> &'static Path {
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        // GPT-2 shows each byte as a character: printable ones as themselves, the others from U+0100 on.
-        let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-        let mut others = '\u{100}'..;
-        let mut shown = |byte| if printable(byte) { char::from(byte) } else { others.next().unwrap() };
-        let mut vocab: BTreeMap<String, u32> =
-            (0..=255).map(|byte| (shown(byte).to_string(), u32::from(byte))).collect();
-        vocab.insert("<|endoftext|>".into(), 256);
-        let byte_level =
-            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-        let added = json!({
-            "id": 256, "content": "<|endoftext|>", "special": true,
-            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false
-        });
-        let tokenizer = json!({
-            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [added], "normalizer": null,
-            "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
-            "model": {"type": "BPE", "vocab": vocab, "merges": []}
-        });
-        let (folder, _) = build_folders();
-        let part = folder.join(format!("bytes-{}.json", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(&part, tokenizer.to_string()).unwrap();
-        let path = folder.join("bytes.json");
-        fs::rename(part, &path).unwrap();
-        path
-    })
 }
 
 /// The program under test, which is built if it is missing or older than its sources.
@@ -278,9 +248,17 @@ pub fn corpus(speeches: usize, bytes: usize) -> String {
     out
 }
 
-/// A small job over `corpus.jsonl` with the nano teacher and all outputs of this version.
+/// A small job over `corpus.jsonl` with the teacher of bytes and all outputs of this version.
 pub fn job() -> Value {
-    let teacher = nano_teacher();
+    job_of(byte_teacher())
+}
+
+/// [`job`] with the real vocabulary of [`nano_teacher`].
+pub fn nano_job() -> Value {
+    job_of(&nano_teacher())
+}
+
+fn job_of(teacher: &Path) -> Value {
     json!({
         "version": 1,
         "name": "small",

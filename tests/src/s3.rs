@@ -29,7 +29,7 @@ pub struct Keys {
 }
 
 /// A user with all permissions.
-pub const ADMIN: Keys = Keys { access: "stillhouse", secret: "stillhouse-secret" };
+pub const ADMIN: Keys = Keys { access: "stillhouse-admin", secret: "stillhouse-secret" };
 /// A user who may read and list.
 pub const READER: Keys = Keys { access: "stillhouse-reader", secret: "stillhouse-reader-secret" };
 /// A user unknown to every server.

@@ -25,7 +25,7 @@ use tempfile::TempDir;
 pub use self::api::{Api, ApiResponse, EventStream, SseEvent};
 use crate::server::{Ports, Server};
 use crate::small_disk::SmallDisk;
-use crate::{CommandOutput, Scratch, byte_tokenizer, root, run_command, with};
+use crate::{CommandOutput, Scratch, byte_teacher, root, run_command, with};
 
 /// Timeout for anything that must happen. An idle machine needs a hundredth of it.
 pub const TIMEOUT: Duration = Duration::from_secs(180);
@@ -118,7 +118,7 @@ impl Service {
             "listen": listen,
             "data": state_folder.path().join("data"),
             "folder": folder,
-            "access": {"read": [folder, root().join("assets"), byte_tokenizer()], "write": [folder]},
+            "access": {"read": [folder, root().join("assets"), byte_teacher()], "write": [folder]},
             "capacity": {"running_jobs": 2, "cpu_slots": 2, "threads_per_job": 1},
             "retry": {"first_backoff_seconds": 1, "largest_backoff_seconds": 2},
         });
@@ -146,7 +146,7 @@ impl Service {
         let (data, out) = (disk.path().join("data"), disk.path().join("out"));
         fs::create_dir(disk.file("out")).unwrap();
         let folders = [service.scratch.path(""), out];
-        let reads = [folders[0].clone(), folders[1].clone(), root().join("assets"), byte_tokenizer().to_owned()];
+        let reads = [folders[0].clone(), folders[1].clone(), root().join("assets"), byte_teacher().to_owned()];
         service.configure(&json!({"data": data, "access": {"read": reads, "write": folders}}));
         service.disk = Some(disk);
         Some(service)

@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, job, root, run_command, with};
+use stillhouse_tests::{Scratch, job, nano_job, root, run_command, with};
 
 #[test]
 fn every_problem_of_a_job_file_is_reported_at_once() {
@@ -93,7 +93,7 @@ fn what_does_not_fit_together_is_refused() {
         (json!({"pack": {"length": 2}}), &["pack.length: got 2", "3"]),
     ];
     for (patch, says) in cases {
-        scratch.job("job.yaml", &with(job(), &patch));
+        scratch.job("job.yaml", &with(nano_job(), &patch));
         scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(says);
         assert!(!scratch.path("out").exists(), "{patch}");
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, job, with};
+use stillhouse_tests::{Scratch, job, nano_job, with};
 
 /// Name of the shard; the job makes one.
 const SHARD: &str = "data/train-00000-of-00001.parquet";
@@ -102,7 +102,7 @@ fn verify_judges_the_condition_by_what_is_stored() {
     let verify = ["verify", "out", "--teacher", "--sample-batches", "1", "--json"];
     let small = |condition: bool| {
         let extract = json!({"teacher": {"batch_tokens": 128}, "noise": {"condition": condition}});
-        with(job(), &json!({"pack": {"length": 32}, "extract": extract}))
+        with(nano_job(), &json!({"pack": {"length": 32}, "extract": extract}))
     };
     let dataset = scratch.make(&small(true));
     let [all, within, won] = noises(&scratch.stillhouse(&verify).expect(0));
@@ -143,7 +143,7 @@ fn a_damaged_file_beside_the_shards_is_found_and_not_exported() {
         plain.as_object_mut().unwrap().remove(key);
     }
     let more = json!({
-        "tokenizer": {"path": stillhouse_tests::nano_teacher()}, "pack": {"length": 32},
+        "tokenizer": {"path": stillhouse_tests::byte_tokenizer()}, "pack": {"length": 32},
         "subtokens": {"length": 4, "permutation": "shipped", "filter_table": true}
     });
     let dataset = scratch.make(&with(plain, &more));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use stillhouse_tests::s3::ADMIN;
 use stillhouse_tests::seaweed::Seaweed;
-use stillhouse_tests::{Scratch, job, nano_teacher, repetitions, shards, with, with_manifest};
+use stillhouse_tests::{Scratch, byte_teacher, job, repetitions, shards, with, with_manifest};
 
 use crate::resume::{count_shards, uniform_draws};
 use crate::stores::{User, shards_in};
@@ -19,12 +19,12 @@ fn packed() -> Value {
     for key in ["extract", "subtokens", "partitions"] {
         job.as_object_mut().unwrap().remove(key);
     }
-    with(job, &json!({"tokenizer": {"path": nano_teacher()}, "partitions": {"views": 1}}))
+    with(job, &json!({"tokenizer": {"path": byte_teacher()}, "partitions": {"views": 1}}))
 }
 
 fn with_teacher(tolerance: f64) -> Value {
     let extract =
-        json!({"teacher": {"path": nano_teacher(), "device": "cpu"}, "noise": {"tolerance": tolerance, "draws": 2}});
+        json!({"teacher": {"path": byte_teacher(), "device": "cpu"}, "noise": {"tolerance": tolerance, "draws": 2}});
     with(packed(), &json!({"extract": extract, "tokenizer": {"path": null}}))
 }
 

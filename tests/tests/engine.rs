@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use stillhouse_tests::process_stats::{ProcessStats, run_measured, run_measured_with};
 use stillhouse_tests::seaweed::Seaweed;
 use stillhouse_tests::service::signal;
-use stillhouse_tests::{Scratch, job, nano_teacher, s3, shards, with};
+use stillhouse_tests::{Scratch, byte_teacher, byte_tokenizer, job, nano_job, s3, shards, with};
 
 use crate::stores::shards_in;
 
@@ -43,7 +43,7 @@ fn scratch(splits: usize) -> Scratch {
 
 /// A job with one split per line and no teacher.
 fn plain() -> Value {
-    let more = json!({"input": {"split_megabytes": 0.001}, "tokenizer": {"path": nano_teacher()}, "extract": null});
+    let more = json!({"input": {"split_megabytes": 0.001}, "tokenizer": {"path": byte_tokenizer()}, "extract": null});
     with(job(), &more)
 }
 
@@ -266,7 +266,7 @@ fn the_memory_of_a_job_is_a_limit() {
     // dense noise, which does not compress: 200 kB for each of 128 tokens
     let patch = json!({
         "pack": {"length": 128, "mode": "pad"},
-        "extract": {"teacher": job()["extract"]["teacher"], "noise": {"codec": "dense"}}
+        "tokenizer": null, "extract": {"teacher": nano_job()["extract"]["teacher"], "noise": {"codec": "dense"}}
     });
     let job = with(plain(), &patch);
     let expected = expect_shards(&scratch, run(&scratch, &job, "without", Some(4), 2), "without");
@@ -311,7 +311,7 @@ fn the_memory_of_a_job_is_a_limit() {
 fn teacher_copy(scratch: &Scratch) -> std::path::PathBuf {
     let copy = scratch.path("teacher");
     fs::create_dir(&copy).unwrap();
-    for file in fs::read_dir(nano_teacher()).unwrap().map(Result::unwrap) {
+    for file in fs::read_dir(byte_teacher()).unwrap().map(Result::unwrap) {
         fs::copy(file.path(), copy.join(file.file_name())).unwrap();
     }
     copy

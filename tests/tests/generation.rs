@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, nano_teacher, shards, with};
+use stillhouse_tests::{Scratch, byte_teacher, shards, with};
 
 use crate::python::check;
 
@@ -15,7 +15,7 @@ fn job() -> Value {
         "version": 1, "name": "written", "seed": 42,
         "input": {"format": "none", "documents": 40, "holdout": {"validation": {"last_documents": 6}}},
         "pack": {"mode": "pad", "length": 24},
-        "extract": {"teacher": {"path": nano_teacher(), "device": "cpu"}, "mode": "sequential"},
+        "extract": {"teacher": {"path": byte_teacher(), "device": "cpu"}, "mode": "sequential"},
         "output": {"path": "out"}
     })
 }
@@ -88,7 +88,7 @@ fn the_file_alone_proves_every_token_to_another_program() {
         let scratch = Scratch::new();
         let small = json!({
             "input": {"documents": documents, "holdout": null}, "pack": {"length": 16},
-            "extract": {"sequential": written, "topk": 50_257}
+            "extract": {"sequential": written, "topk": 257}
         });
         let counted = check(&scratch.make(&with(job(), &small)), &["--tokens", "1000"]);
         assert!(counted["noises"].as_u64().unwrap() >= documents * 14, "{counted}");
@@ -120,7 +120,7 @@ fn prompts_come_from_the_corpus() {
         job(),
         &json!({
             "input": {"format": "jsonl", "paths": ["corpus.jsonl"], "documents": null, "holdout": null},
-            "extract": null, "tokenizer": {"path": nano_teacher()}
+            "extract": null, "tokenizer": {"path": byte_teacher()}
         }),
     ));
     assert_eq!(tokens(&scratch, 1)[..8], tokens(&packed, 1)[..8]);
@@ -197,7 +197,7 @@ fn signals_are_kept_while_the_teacher_writes() {
 fn the_file_alone_proves_the_signals_of_written_text() {
     for written in [json!({}), json!({"temperature": 0.8, "top_k": 40, "top_p": 0.9, "stop": "length"})] {
         let scratch = Scratch::new();
-        let extract = with(signals(), &json!({"sequential": written, "topk": 50_257}));
+        let extract = with(signals(), &json!({"sequential": written, "topk": 257}));
         let small = json!({"input": {"documents": 3, "holdout": null}, "pack": {"length": 16}, "extract": extract});
         let counted = check(&scratch.make(&with(job(), &small)), &["--tokens", "1000"]);
         assert!(counted["noises"].as_u64().unwrap() >= 20, "{counted}");

@@ -377,7 +377,7 @@ fn what_only_says_where_things_lie_is_not_another_job() {
     same(json!({"input": {"paths": ["a/1.jsonl", "./b/"]}, "name": "another-name", "engine": {"parallel_splits": 3}}));
     same(json!({"input": {"paths": [scratch.path("a/1.jsonl"), "b/../b/2.jsonl"]}}));
     // teacher and tokenizer at other paths
-    let teacher = stillhouse_tests::nano_teacher();
+    let teacher = stillhouse_tests::byte_teacher();
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         fs::copy(teacher.join(name), scratch.path("teachers").join(name)).unwrap();
     }

@@ -42,7 +42,7 @@ fn a_sample_is_the_rows_that_the_run_stores() {
         &json!({"pack": {"mode": "pad", "length": 16}, "extract": {"noise": {"codec": "dense"}, "topk": 0}}),
     );
     assert_eq!(assert_sample_is_what_a_run_stores(&scratch, &pad, 2), 2);
-    let sql = json!({"input": {"sql": "SELECT upper(text) AS text FROM input ORDER BY id DESC"}, "extract": null, "tokenizer": {"path": stillhouse_tests::nano_teacher()}});
+    let sql = json!({"input": {"sql": "SELECT upper(text) AS text FROM input ORDER BY id DESC"}, "extract": null, "tokenizer": {"path": stillhouse_tests::byte_tokenizer()}});
     assert!(assert_sample_is_what_a_run_stores(&scratch, &with(job(), &sql), 2) >= 2);
 }
 
@@ -115,7 +115,7 @@ fn state(folder: &std::path::Path) -> Vec<(PathBuf, u64, SystemTime)> {
 #[test]
 fn plan_makes_the_checks_of_run() {
     let scratch = Scratch::with_corpus(2, 300);
-    let tokenizer = json!({"extract": null, "tokenizer": {"path": stillhouse_tests::nano_teacher()}});
+    let tokenizer = json!({"extract": null, "tokenizer": {"path": stillhouse_tests::byte_tokenizer()}});
     let plain = with(job(), &tokenizer);
     scratch.write("second.jsonl", "\n{\"body\": 1}\n");
     scratch.write("third.jsonl.gz", "these are not gzip bytes");
@@ -184,7 +184,7 @@ fn tokens_and_bytes(dataset: &std::path::Path) -> (f64, f64) {
 fn measured_tokens_are_near_those_of_a_run() {
     let scratch = Scratch::new();
     let speeches = corpus(33, 1 << 20);
-    let packs = with(job(), &json!({"extract": null, "tokenizer": {"path": stillhouse_tests::nano_teacher()}}));
+    let packs = with(job(), &json!({"extract": null, "tokenizer": {"path": stillhouse_tests::byte_tokenizer()}}));
     // The second corpus is larger than what is measured: four parts of a megabyte, each of about twenty speeches. A part
     // counts the speeches that begin in it, so it is wrong by up to one of them.
     for (copies, most_apart) in [(1, 0.001), (5, 0.1)] {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, job, root, run_command, with};
+use stillhouse_tests::{Scratch, job, nano_job, root, run_command, with};
 
 /// Runs the check and returns its counts.
 pub(crate) fn check(dataset: &Path, arguments: &[&str]) -> Value {
@@ -21,7 +21,7 @@ pub(crate) fn check(dataset: &Path, arguments: &[&str]) -> Value {
 fn replayed_noise_of_the_real_vocabulary() {
     let scratch = Scratch::with_corpus(2, 500);
     let dataset = scratch.make(&with(
-        job(),
+        nano_job(),
         &json!({"pack": {"length": 32}, "extract": {"topk": 50_257, "noise": {"draws": 2}}, "partitions": {"views": 3}}),
     ));
     let counted = check(&dataset, &["--tokens", "100"]);

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use stillhouse_tests::service::{Api, Service};
-use stillhouse_tests::{corpus, job, shards, with};
+use stillhouse_tests::{corpus, nano_job, shards, with};
 
 use crate::stores::packing_job;
 
@@ -23,7 +23,7 @@ pub(crate) fn quick_job(output: &str) -> Value {
 
 /// A job with a teacher and the same number of splits; takes about 5 s of CPU time.
 pub(crate) fn long_job(output: &str) -> Value {
-    with(job(), &json!({"name": "long", "input": {"split_megabytes": 0.0015}, "output": {"path": output}}))
+    with(nano_job(), &json!({"name": "long", "input": {"split_megabytes": 0.0015}, "output": {"path": output}}))
 }
 
 /// A service with `corpus.jsonl`.

@@ -369,7 +369,7 @@ fn the_journey_of_the_readme() {
     service.scratch.write("corpus.jsonl", &stillhouse_tests::corpus(12, 1000));
     let teacher = folder.join("teacher");
     fs::create_dir(&teacher).unwrap();
-    for file in fs::read_dir(stillhouse_tests::nano_teacher()).unwrap().map(Result::unwrap) {
+    for file in fs::read_dir(stillhouse_tests::byte_teacher()).unwrap().map(Result::unwrap) {
         fs::copy(file.path(), teacher.join(file.file_name())).unwrap();
     }
     let data = service.data();

@@ -87,7 +87,7 @@ fn a_configuration_is_checked_and_said_in_words() {
     let shown = reported
         .replace(service.data().to_str().unwrap(), "DATA")
         .replace(service.scratch.path("").to_str().unwrap(), "JOBS")
-        .replace(stillhouse_tests::byte_tokenizer().to_str().unwrap(), "TOKENIZER")
+        .replace(stillhouse_tests::byte_teacher().to_str().unwrap(), "TEACHER")
         .replace(stillhouse_tests::root().to_str().unwrap(), "REPOSITORY")
         .replace(&service.api.url()["http://".len()..], "ADDRESS");
     assert_eq!(
@@ -96,7 +96,7 @@ fn a_configuration_is_checked_and_said_in_words() {
 listens on              ADDRESS
 tokens                  not needed: loopback
 data                    DATA
-jobs may read           JOBS, REPOSITORY/assets, TOKENIZER
+jobs may read           JOBS, REPOSITORY/assets, TEACHER
 jobs may write          JOBS
 hub                     openai-community/*
 private networks        refused
@@ -221,7 +221,7 @@ fn a_job_on_a_store_needs_no_credentials_and_reports_none() {
     }));
     let assets = stillhouse_tests::root().join("assets");
     service.configure(&json!({"access": {
-        "read": ["s3://corpora/team", service.scratch.path(""), assets, stillhouse_tests::byte_tokenizer()],
+        "read": ["s3://corpora/team", service.scratch.path(""), assets, stillhouse_tests::byte_teacher()],
         "write": ["s3://shards/team", service.scratch.path("")],
     }}));
     service.scratch.write("corpus.jsonl", &corpus(DOCUMENTS, 1300));

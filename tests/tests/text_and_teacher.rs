@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, job, nano_teacher, root, shards, with, with_manifest};
+use stillhouse_tests::{Scratch, job, nano_job, nano_teacher, root, shards, with, with_manifest};
 
 use crate::python::check;
 
@@ -250,7 +250,7 @@ fn special_tokens_in_a_document_are_text_or_known_to_the_offsets() {
             "tokenizer": {"special_tokens": mode}, "pack": {"length": 20, "boundary": "none", "remainder": "keep"},
             "extract": {"context": "document", "topk": 50_257}, "output": {"path": out}
         });
-        let dataset = scratch.make(&with(job(), &patch));
+        let dataset = scratch.make(&with(nano_job(), &patch));
         scratch.stillhouse(&["verify", out, "--teacher"]).expect(0);
         check(&dataset, &["--tokens", "4"]);
         first_row(&scratch, out)
