@@ -1,6 +1,6 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests; `make soak` runs those that find
 # what is rare for as long as that takes.
-.PHONY: check maze methods text noise-bytes official proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint features cluster cluster-program cluster-test
+.PHONY: check compile format maze methods text noise-bytes official proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint features cluster cluster-program cluster-test
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -21,52 +21,51 @@ cluster: cluster-program
 	scripts/cluster
 
 # The program with Ballista, whose own crates are compiled beside those that are there (tests/features lists the features that it needs of the others).
-CLUSTER := -p stillhouse -p stillhouse-cluster --features stillhouse/distributed
-
 cluster-program:
-	cargo build $(CLUSTER)
+	cargo build -p stillhouse -p stillhouse-cluster --features stillhouse/distributed
 	mkdir -p target/cluster && ln -f $(STILLHOUSE) target/cluster/stillhouse
 
-# The program, the cluster and their tests in one selection: another one has other features, and Ballista would be built a second time.
-CLUSTER_TESTS := -p stillhouse -p stillhouse-cluster -p stillhouse-tests --features stillhouse/distributed,stillhouse-tests/distributed
+# What is tested: all crates, with the cluster. One selection everywhere (also in tests/src/lib.rs): another one has other features, and what depends on
+# them would be compiled a second time.
+TESTED := --workspace --features stillhouse/distributed,stillhouse-tests/distributed
 
-# All tests in `make soak`; else those that .config/nextest.toml leaves.
-NEXTEST := cargo nextest run $(if $(STILLHOUSE_SOAK),--ignore-default-filter)
+# All tests in `make soak`; else those that .config/nextest.toml leaves. One more at once than there are cores, since tests of servers wait.
+NEXTEST := cargo nextest run $(TESTED) -j $(shell expr $$(nproc) + 1) $(if $(STILLHOUSE_SOAK),--ignore-default-filter)
 
-cluster-test: setup
-	cargo clippy $(CLUSTER_TESTS) --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc -p stillhouse-cluster --features distributed --no-deps
-	cargo build $(CLUSTER_TESTS) --tests --bin stillhouse
-	mkdir -p target/cluster && ln -f $(STILLHOUSE) target/cluster/stillhouse
-	STILLHOUSE_BIN=$(CURDIR)/target/cluster/stillhouse $(NEXTEST) $(CLUSTER_TESTS) -E 'package(stillhouse-cluster) or (package(stillhouse-tests) and test(/^cluster/))'
+# Whatever is tested or only has to compile: tests, benchmarks, examples, and CUDA.
+compile:
+	cargo build $(TESTED) --all-targets
+	cargo build -p stillhouse-teacher -p stillhouse-gpu --features stillhouse-teacher/cuda --lib --example gpu_check
 
 # Tools and data that the tests need: cargo-nextest, a Python environment, BERT's tokenizer, SmolLM2, vocabularies of real models.
 setup:
 	scripts/setup
 
-# Everything: the program, the cluster, the service, the package. One after the other, whatever make's -j says: they share two cores and one target
+# Everything: the program with its cluster, the service, the package. One after the other, whatever make's -j says: they share two cores and one target
 # folder. The time of each goes to stdout, and into the file $TIMES.
 test:
-	@set -e; for part in rust-test cluster-test service-test python-test; do \
+	@set -e; for part in rust-test service-test python-test; do \
 		began=$$(date +%s); $(MAKE) $$part; \
 		printf '%5d s  %s\n' $$(($$(date +%s) - began)) $$part | tee -a "$${TIMES:-/dev/null}"; \
 	done
 
 rust-test: setup
-	$(NEXTEST) --workspace
-	cargo test --doc --workspace -q
+	$(NEXTEST)
+	cargo test --doc $(TESTED) -q
+
+# Of these, the tests of a cluster.
+cluster-test: setup
+	$(NEXTEST) -E 'package(stillhouse-cluster) or (package(stillhouse-tests) and test(/^cluster/))'
 
 # What CI does a few times or not at all, as often as it takes to believe it: kills, faults of storage, random jobs and requests. Also the
 # instructions that fixed work takes, to compare with earlier ones.
 soak: setup python
-	STILLHOUSE_SOAK=1 cargo nextest run --workspace --ignore-default-filter
+	STILLHOUSE_SOAK=1 $(MAKE) rust-test
 	scripts/instructions
-	STILLHOUSE_SOAK=1 $(MAKE) cluster-test
 	cd python && STILLHOUSE_SOAK=1 ../.venv-torch/bin/pytest -q tests/test_kills.py tests/test_frameworks.py tests/test_damage.py
 
-# The service: attacks, schemathesis, and its page in Chromium. With the selection of the Rust tests, so that the program is built once.
-service-test: service-setup
-	cargo build --quiet --workspace --tests --bin stillhouse
+# The service: attacks, schemathesis, and its page in Chromium. Of the program that `cargo build -p stillhouse` makes, which the Rust tests do not build.
+service-test: service-setup build
 	.venv-service/bin/pytest -q tests/service
 	node --test tests/page/page.test.mjs
 
@@ -80,10 +79,8 @@ python: python-setup
 python-setup: setup
 	scripts/setup-python
 
-# With the selection of the Rust tests, so that the program is built once. The check of GPUs is here for torch, and for the package whose
-# replay it checks.
-python-test: python
-	cargo build --quiet --workspace --tests --bin stillhouse
+# The check of GPUs is here for torch, and for the package whose replay it checks.
+python-test: python build
 	cargo build -q -p stillhouse-gpu --example gpu_check
 	PYTHON=$(CURDIR)/.venv-torch/bin/python scripts/gpu-check --host --json target/gpu-check.json >target/gpu-check.txt
 	cd python && ../.venv-torch/bin/ruff check && ../.venv-torch/bin/ruff format --check
@@ -169,13 +166,16 @@ check:
 	scripts/check
 
 docs:
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc $(TESTED) --no-deps
 
-lint:
+format:
 	scripts/prose
 	cargo fmt --all -- --check
-	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy -p stillhouse-teacher --features cuda --all-targets -- -D warnings
+
+# What `.ci/run` finds with `make compile`.
+lint: format
+	cargo clippy $(TESTED) --all-targets -- -D warnings
+	cargo clippy -p stillhouse-teacher -p stillhouse-gpu --features stillhouse-teacher/cuda --lib --example gpu_check -- -D warnings
 
 # The features of the whole workspace, which cargo-hakari writes into tests/features/Cargo.toml: after a change of a dependency.
 features:

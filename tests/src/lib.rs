@@ -87,8 +87,11 @@ fn build() -> PathBuf {
     }
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     // The selected packages decide the features of dependencies. The tests' own selection avoids a second build.
-    let selection = ["build", "--quiet", "--workspace", "--tests", "--bin", "stillhouse", "--target-dir"];
-    cargo.current_dir(root()).args(selection).arg(target);
+    cargo.current_dir(root()).args(["build", "--quiet", "--workspace", "--tests", "--bin", "stillhouse"]);
+    if cfg!(feature = "distributed") {
+        cargo.args(["--features", "stillhouse/distributed,stillhouse-tests/distributed"]);
+    }
+    cargo.arg("--target-dir").arg(target);
     // Remove what cargo set for this test's package: ring's build script, for example, would see a change and rerun.
     for (name, _) in std::env::vars_os() {
         if ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|reported| name.to_string_lossy().starts_with(reported)) {

@@ -104,19 +104,6 @@ fn what_does_not_fit_together_is_refused() {
 }
 
 #[test]
-fn a_program_without_the_cluster_says_which_one_has_it() {
-    let scratch = Scratch::with_corpus(1, 200);
-    scratch.job("job.yaml", &with(job(), &json!({"engine": {"kind": "ballista", "scheduler": "127.0.0.1:9"}})));
-    for verb in ["run", "plan"] {
-        let said = scratch.stillhouse(&[verb, "job.yaml"]).expect(2);
-        said.says(&["engine.kind: got ballista: this program has no cluster support", "--features distributed"]);
-    }
-    scratch.job("job.yaml", &job());
-    scratch.stillhouse(&["run", "job.yaml", "--scheduler", "127.0.0.1:9"]).expect(2).says(&["has no cluster support"]);
-    assert!(!scratch.path("out").exists());
-}
-
-#[test]
 fn the_schema_has_not_drifted() {
     let scratch = Scratch::new();
     let schema = scratch.stillhouse(&["schema"]).expect(0);

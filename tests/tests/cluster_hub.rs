@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::json;
 use stillhouse_tests::hub::Hub;
-use stillhouse_tests::{nano_teacher, with};
+use stillhouse_tests::{byte_teacher, with};
 
 use crate::cluster::{Cluster, assert_finished, read_log, scratch, single_machine_shards, small_job};
 use crate::cluster_store::Run;
@@ -24,7 +24,7 @@ fn blobs(cache: &Path) -> Vec<String> {
 fn two_executors_with_one_cache_download_the_weights_once() {
     let scratch = scratch();
     let expected = single_machine_shards(&scratch, &small_job());
-    let hub = Hub::start(&nano_teacher());
+    let hub = Hub::start(byte_teacher());
     let job = with(small_job(), &json!({"extract": {"teacher": {"path": Hub::REFERENCE}}}));
     let mut cluster = Cluster::start(&scratch);
     // a separate cache simulates that the run is on another machine

@@ -134,15 +134,6 @@ confined by             the kernel (Landlock)
     let reported = run_command(&mut wrong.serve(&["--check", "--json"])).expect(2).json();
     let reported: Vec<&Value> = reported["problems"].as_array().unwrap().iter().map(|p| &p["field"]).collect();
     assert_eq!(reported, fields);
-    // a cluster, in a program without that feature
-    if cfg!(not(feature = "distributed")) {
-        let cluster = Service::new(&json!({"cluster": {"scheduler": "127.0.0.1:50050"}}));
-        for arguments in [&["--check"][..], &[]] {
-            run_command(&mut cluster.serve(arguments))
-                .expect(2)
-                .says(&["cluster.scheduler", "this program has no cluster support"]);
-        }
-    }
     wrong.configure(&json!({"limits": {"queued_job": 5}}));
     run_command(&mut wrong.serve(&["--check"])).expect(2).says(&["queued_job"]);
 }
