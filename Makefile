@@ -29,8 +29,8 @@ cluster-program:
 # them would be compiled a second time.
 TESTED := --workspace --features stillhouse/distributed,stillhouse-tests/distributed
 
-# All tests in `make soak`; else those that .config/nextest.toml leaves. One more at once than there are cores, since tests of servers wait.
-NEXTEST := cargo nextest run $(TESTED) -j $(shell expr $$(nproc) + 1) $(if $(STILLHOUSE_SOAK),--ignore-default-filter)
+# All tests in `make soak`; else those that .config/nextest.toml leaves.
+NEXTEST := cargo nextest run $(TESTED) $(if $(STILLHOUSE_SOAK),--ignore-default-filter)
 
 # Whatever is tested or only has to compile: tests, benchmarks, examples, and CUDA.
 compile:
@@ -66,7 +66,7 @@ soak: setup python
 
 # The service: attacks, schemathesis, and its page in Chromium. Of the program that `cargo build -p stillhouse` makes, which the Rust tests do not build.
 service-test: service-setup build
-	.venv-service/bin/pytest -q tests/service
+	.venv-service/bin/pytest -q -n 2 --dist worksteal tests/service
 	node --test tests/page/page.test.mjs
 
 service-setup: setup

@@ -1,7 +1,7 @@
 //! Proves that a job on a cluster makes the same bytes as on one machine, even if processes die, are suspended or come
 //! late.
 //!
-//! Needs a program with the feature `distributed`; `make cluster-test` builds it and runs these tests.
+//! Needs a program with the feature `distributed`, as all tests of the Makefile have. `make cluster-test` runs these.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,7 +1,7 @@
 //! Proves that a run ends correctly when messages between scheduler and executors are lost, when executors are told to
 //! stop, and when its input changes.
 //!
-//! Needs a program with the feature `distributed`; `make cluster-test` builds it and runs these tests.
+//! Needs a program with the feature `distributed`, as all tests of the Makefile have. `make cluster-test` runs these.
 
 use std::fs;
 use std::io;

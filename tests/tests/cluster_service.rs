@@ -1,6 +1,6 @@
 //! Tests a service that sends its jobs to a cluster: same bytes as on one machine, and events that name the executors.
 //!
-//! Needs a program with the feature `distributed`; `make cluster-test` builds it and runs these tests.
+//! Needs a program with the feature `distributed`, as all tests of the Makefile have. `make cluster-test` runs these.
 
 use std::collections::BTreeSet;
 use std::fs;

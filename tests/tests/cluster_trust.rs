@@ -1,7 +1,7 @@
 //! Proves that a cluster does not mix machines that compute differently, programs of different builds, or rows of a
 //! query that ran twice; and tests what users learn about executors.
 //!
-//! Needs a program with the feature `distributed`; `make cluster-test` builds it and runs these tests.
+//! Needs a program with the feature `distributed`, as all tests of the Makefile have. `make cluster-test` runs these.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
