@@ -66,7 +66,7 @@ soak: setup python
 
 # The service: attacks, schemathesis, and its page in Chromium. Of the program that `cargo build -p stillhouse` makes, which the Rust tests do not build.
 service-test: service-setup build
-	.venv-service/bin/pytest -q -n 2 --dist worksteal tests/service
+	.venv-service/bin/pytest -q tests/service
 	node --test tests/page/page.test.mjs
 
 service-setup: setup
