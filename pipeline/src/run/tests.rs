@@ -40,7 +40,7 @@ fn job_in(folder: &Path, out: &str) -> String {
 
 /// Like [`job_in`], over this number of documents.
 fn job_over(documents: usize, folder: &Path, out: &str) -> String {
-    let teacher = stillhouse_tests::byte_teacher();
+    let teacher = assets().join("teacher-nano-gpt2");
     let words = |n: usize| (0..40 + n % 50).map(|w| format!("word{} ", (w * 7 + n) % 97)).collect::<String>();
     let lines: String = (0..documents).map(|n| json!({ "text": words(n) }).to_string() + "\n").collect();
     let corpus = folder.join("corpus.jsonl");
