@@ -1,6 +1,6 @@
 # What a person types. `make demo` builds and runs the main job; `make test` runs all the tests; `make soak` runs those that find
 # what is rare for as long as that takes.
-.PHONY: check compile format maze methods text noise-bytes official proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint features cluster cluster-program cluster-test
+.PHONY: check compile format unit-test maze methods text noise-bytes official proof proof-setup demo demo-smollm2 build setup test soak rust-test service-test service-setup python python-setup python-test python-wheel python-tree bench bench-peers docs lint features cluster cluster-program cluster-test
 
 STILLHOUSE := target/debug/stillhouse
 
@@ -56,6 +56,10 @@ rust-test: setup
 # Of these, the tests of a cluster.
 cluster-test: setup
 	$(NEXTEST) -E 'package(stillhouse-cluster) or (package(stillhouse-tests) and test(/^cluster/))'
+
+# Of these, the ones that scripts/check chooses.
+unit-test:
+	$(NEXTEST) -E '$(FILTER)'
 
 # What CI does a few times or not at all, as often as it takes to believe it: kills, faults of storage, random jobs and requests. Also the
 # instructions that fixed work takes, to compare with earlier ones.

@@ -21,8 +21,8 @@ pub fn byte_tokenizer() -> PathBuf {
     byte_teacher().join("tokenizer.json")
 }
 
-/// The folder of a teacher of GPT-2's architecture whose tokens are bytes. Its weights are drawn by their number, so that
-/// they are the same everywhere.
+/// The folder of a teacher of GPT-2's architecture whose tokens are bytes. Its weights come from a generator with a fixed
+/// seed, so that they are the same everywhere.
 pub fn byte_teacher() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
