@@ -219,8 +219,8 @@ def rows_of(batch: Batch) -> Rows:
 
 
 def refuse_loss_mask(batch: Batch, view: str) -> None:
-    """For views whose targets are all tokens of a row: on conversations they would train on prompts."""
-    if "loss_mask" in batch:
+    """For views whose targets are all tokens of a row: on conversations they would train on prompts. What is no batch, rows_of refuses."""
+    if isinstance(batch, Batch) and "loss_mask" in batch:
         raise ViewError(
             f"{view} predicts every token, and this batch has a loss_mask, which excludes prompts; valid: views.mdlm.mask, "
             "views.bd3lm.mask or views.prime.mask, which keep to it, or a batch without the column (select_columns)"
