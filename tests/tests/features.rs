@@ -111,10 +111,22 @@ fn a_program_with_a_cluster_shares_what_the_workspace_builds() {
     );
 }
 
+/// `make python` tests the package with the features of the workspace, and wheels have their own: those that change what is read.
 #[test]
-fn the_package_for_trainers_takes_nothing_for_it() {
-    let shown = cargo(&["tree", "--edges", "normal,build", "--prefix", "none", "--package", "stillhouse-python"]);
-    for other in ["stillhouse-features", "datafusion"] {
-        assert!(!shown.lines().any(|line| line.starts_with(other)), "{shown}");
+fn the_package_for_trainers_has_what_it_needs_and_nothing_for_the_tests() {
+    let tree = tree(&["--package", "stillhouse-python"], "normal,build");
+    for (package, features) in [
+        ("parquet", &["arrow", "async", "zstd"][..]),
+        ("object_store", &["fs", "aws", "gcp", "azure", "http"]),
+        ("serde_json", &["float_roundtrip"]),
+    ] {
+        let named = tree.iter().find(|(name, _)| name.starts_with(&format!("{package} v")));
+        let Some((_, sets)) = named else { panic!("no {package}") };
+        for feature in features {
+            assert!(sets.iter().all(|set| set.contains(*feature)), "{package} lacks {feature}: {sets:?}");
+        }
     }
+    assert!(!tree.keys().any(|package| package.starts_with("datafusion")), "{:?}", tree.keys());
+    let shown = cargo(&["tree", "--edges", "normal,build", "--prefix", "none", "--package", "stillhouse-python"]);
+    assert!(!shown.lines().any(|line| line.starts_with("stillhouse-features")), "{shown}");
 }
