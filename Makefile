@@ -76,9 +76,10 @@ service-test: service-setup build
 service-setup: setup
 	scripts/setup-service
 
-# The package of python/, into .venv-torch: its core in the profile of the tests, with the features of the dependencies that these have compiled.
+# The package of python/, into .venv-torch: its core in the profile of the tests. Its dependencies are compiled once more, with the features of a wheel:
+# with those of the workspace, tokio has the locks of parking_lot, and a forked process that takes one crashes.
 python: python-setup
-	VIRTUAL_ENV=$(CURDIR)/.venv-torch PATH="$(CURDIR)/.venv/bin:$$PATH" .venv-torch/bin/maturin develop --quiet --uv --profile dev --features workspace,pyo3/abi3-py310 -m python/Cargo.toml
+	VIRTUAL_ENV=$(CURDIR)/.venv-torch PATH="$(CURDIR)/.venv/bin:$$PATH" .venv-torch/bin/maturin develop --quiet --uv --profile dev -m python/Cargo.toml
 
 python-setup: setup
 	scripts/setup-python

@@ -111,7 +111,7 @@ fn a_program_with_a_cluster_shares_what_the_workspace_builds() {
     );
 }
 
-/// `make python` tests the package with the features of the workspace, and wheels have their own: those that change what is read.
+/// A wheel has features of its own: those that decide what is read, and none that the tests of other crates have.
 #[test]
 fn the_package_for_trainers_has_what_it_needs_and_nothing_for_the_tests() {
     let tree = tree(&["--package", "stillhouse-python"], "normal,build");
@@ -126,6 +126,9 @@ fn the_package_for_trainers_has_what_it_needs_and_nothing_for_the_tests() {
             assert!(sets.iter().all(|set| set.contains(*feature)), "{package} lacks {feature}: {sets:?}");
         }
     }
+    // these locks of a runtime do not survive a fork, and loaders of PyTorch fork
+    let tokio = tree.iter().filter(|(package, _)| package.starts_with("tokio v")).flat_map(|(_, sets)| sets);
+    assert!(tokio.clone().count() > 0 && tokio.clone().all(|set| !set.contains("parking_lot")));
     assert!(!tree.keys().any(|package| package.starts_with("datafusion")), "{:?}", tree.keys());
     let shown = cargo(&["tree", "--edges", "normal,build", "--prefix", "none", "--package", "stillhouse-python"]);
     assert!(!shown.lines().any(|line| line.starts_with("stillhouse-features")), "{shown}");

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use stillhouse_operators::registry::job_format;
 use stillhouse_schemas::manifest::SplitRecord;
 use stillhouse_teacher::Teacher;
+use stillhouse_tests::{byte_teacher, nano_teacher};
 
 use crate::access::Access;
 use crate::driver::{SplitTask, TaskSpec};
@@ -29,18 +30,13 @@ mod arithmetic;
 mod devices;
 mod memory;
 
-fn assets() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets")
-}
-
-/// A job with a teacher over a small corpus, in a folder.
+/// A job with a teacher of bytes over a small corpus, in a folder.
 fn job_in(folder: &Path, out: &str) -> String {
-    job_over(60, folder, out)
+    job_over(40, folder, out, byte_teacher())
 }
 
-/// Like [`job_in`], over this number of documents.
-fn job_over(documents: usize, folder: &Path, out: &str) -> String {
-    let teacher = assets().join("teacher-nano-gpt2");
+/// A job over this number of documents.
+fn job_over(documents: usize, folder: &Path, out: &str, teacher: &Path) -> String {
     let words = |n: usize| (0..40 + n % 50).map(|w| format!("word{} ", (w * 7 + n) % 97)).collect::<String>();
     let lines: String = (0..documents).map(|n| json!({ "text": words(n) }).to_string() + "\n").collect();
     let corpus = folder.join("corpus.jsonl");

@@ -25,7 +25,7 @@ impl Observer for Told {
 
 /// A job whose teacher computes in `dtype`, over 40 documents.
 fn job_with(folder: &Path, dtype: &str, bound: Option<f64>) -> String {
-    let mut job: Value = serde_json::from_str(&job_over(40, folder, "out")).unwrap();
+    let mut job: Value = serde_json::from_str(&job_over(40, folder, "out", &nano_teacher())).unwrap();
     job["extract"]["teacher"]["dtype"] = json!(dtype);
     if let Some(bound) = bound {
         job["extract"]["teacher"]["max_mean_kl_nats"] = json!(bound);

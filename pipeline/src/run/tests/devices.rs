@@ -115,13 +115,13 @@ async fn a_device_that_is_lost_takes_no_split_along() {
 async fn a_data_set_made_on_a_device_is_good_by_the_cpu() {
     let kept = tempfile::tempdir().unwrap();
     let folder = kept.path().canonicalize().unwrap();
-    let path = assets().join("teacher-nano-gpt2");
+    let path = nano_teacher();
     let on_device = |_: &Prepared| {
         let device: Arc<dyn Device> = Arc::new(Host::new(0));
         let options = LoadOptions { dtype: Precision::F32, batch_tokens: 256, length: 32, ..LoadOptions::default() };
         vec![Arc::from(gpu::load(&path, &device, &options).unwrap())]
     };
-    let (ran, said) = run_on(&folder, job_over(1, &folder, "made"), on_device).await;
+    let (ran, said) = run_on(&folder, job_over(1, &folder, "made", &path), on_device).await;
     ran.unwrap();
     assert!(said.is_empty(), "{said:?}");
     let dataset = Dataset::open(Output::on_disk(folder.join("made")).unwrap()).await.unwrap();

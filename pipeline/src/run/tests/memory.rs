@@ -40,7 +40,7 @@ fn gpus(memory: [(u64, u64); 2]) {
 
 /// A job over two short documents in long lines, thus in two splits, on these devices.
 fn job_on(folder: &Path, device: &str, batch_tokens: u32, out: &str) -> String {
-    let mut job: Value = serde_json::from_str(&job_over(2, folder, out)).unwrap();
+    let mut job: Value = serde_json::from_str(&job_over(2, folder, out, byte_teacher())).unwrap();
     let line = |n| json!({"text": format!("word{n} some words"), "rest": "-".repeat(1400)}).to_string() + "\n";
     fs::write(folder.join("corpus.jsonl"), (0..2).map(line).collect::<String>()).unwrap();
     job["input"]["split_megabytes"] = json!(0.0015);
