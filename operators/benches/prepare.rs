@@ -50,6 +50,7 @@ fn corpus() -> Result<RecordBatch, AnyError> {
 fn context(tokenizer: &str) -> Result<SplitContext, AnyError> {
     let vocabulary = Vocabulary::load(&repository(tokenizer), tokenizer, &spec::Tokenizer::default(), None)?;
     Ok(SplitContext {
+        duplicates: None,
         split: SplitId(0),
         dataset_split: "train".into(),
         sequence_range: None,

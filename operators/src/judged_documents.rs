@@ -13,9 +13,9 @@ use crate::operator::{Emit, Operator, OperatorError, SharedStatistics, SplitCont
 /// Text of kept documents in a batch, unless one piece is longer. Arrow's offsets end at 2^31.
 const MAX_BATCH_BYTES: usize = 64 << 20;
 
-/// Decides over a document by its text alone.
+/// Decides over a document by its id and its text.
 pub(crate) trait Judge: Send + Sync {
-    fn judge<'t>(&self, text: &'t str) -> Judgement<'t>;
+    fn judge<'t>(&self, id: u64, text: &'t str) -> Judgement<'t>;
 }
 
 /// What becomes of a document.
@@ -57,7 +57,7 @@ impl<J: Judge> JudgeDocuments<J> {
     fn judge<'d>(&self, document: &'d WholeDocument<'_>) -> Judgement<'d> {
         match document.is_too_large {
             true => Judgement::Drop { reason: format!("{}.too_large", self.name), problem: None },
-            false => self.judge.judge(&document.text),
+            false => self.judge.judge(document.id, &document.text),
         }
     }
 }

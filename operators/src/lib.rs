@@ -1,7 +1,7 @@
 //! The operators of Stillhouse. Each is one file: a transform from record batch to record batch.
 //!
 //! ```text
-//!   documents ──► clean ──► filter, decontaminate ──► tokenize, chat ──► pack ──► extract ──► subtokens, partitions ──► (the pipeline writes shards)
+//!   documents ──► clean ──► filter, decontaminate, deduplicate ──► tokenize, chat ──► pack ──► extract ──► subtokens, partitions ──► (the pipeline writes shards)
 //!   [id, text, end]        [id, tokens, end]  [one row = one packed sequence; each step adds columns]
 //!
 //!   images, codes ──► grid ──► subtokens, partitions       [images]: decodes an image's bytes into the numbers of its row
@@ -15,6 +15,7 @@ pub mod chat;
 pub mod clean;
 pub mod config;
 pub mod decontaminate;
+pub mod deduplicate;
 mod document_pieces;
 mod dropped;
 pub mod extract;

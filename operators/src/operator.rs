@@ -153,6 +153,8 @@ pub struct SplitContext {
     pub sequence_range: Option<SequenceRange>,
     /// The tokenizer with its special tokens.
     pub vocabulary: Arc<Vocabulary>,
+    /// The duplicates among the documents of the input, in a job with `deduplicate`.
+    pub duplicates: Option<Arc<dyn DuplicateList>>,
     /// The teacher, if the job has one and the operator runs it itself.
     pub teacher: Option<Arc<dyn Teacher>>,
     /// Statistics for the shard's record.
@@ -161,6 +163,55 @@ pub struct SplitContext {
     pub footer: FooterEntries,
     /// Receives live counts while the job runs.
     pub meter: Arc<dyn Meter>,
+}
+
+/// By what a document is a duplicate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DuplicateKind {
+    /// Its text is equal.
+    Exact,
+    /// It is a near-duplicate.
+    MinHash,
+}
+
+impl DuplicateKind {
+    /// The name: that of the option.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::MinHash => "minhash",
+        }
+    }
+}
+
+/// A document that is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Duplicate {
+    /// The document.
+    pub document: u64,
+    /// The document that stays.
+    pub first: u64,
+    /// By what it is a duplicate.
+    pub kind: DuplicateKind,
+}
+
+/// The documents of a job that are dropped.
+pub trait DuplicateList: fmt::Debug + Send + Sync {
+    /// Returns the duplicates among the documents of a split, in the order of documents.
+    ///
+    /// # Errors
+    /// Fails if the list cannot be read.
+    fn of_split(&self, split: SplitId) -> Result<Vec<Duplicate>, OperatorError>;
+}
+
+/// A list without duplicates, for a job that is only sampled.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoDuplicates;
+
+impl DuplicateList for NoDuplicates {
+    fn of_split(&self, _: SplitId) -> Result<Vec<Duplicate>, OperatorError> {
+        Ok(Vec::new())
+    }
 }
 
 /// Statistics of a split, which its operators add to.

@@ -21,6 +21,7 @@ pub const OPERATORS: &[&dyn OperatorFactory] = &[
     &Factory::<crate::clean::CleanConfig>::ENTRY,
     &Factory::<crate::filter::FilterConfig>::ENTRY,
     &Factory::<crate::decontaminate::DecontaminateConfig>::ENTRY,
+    &Factory::<crate::deduplicate::DeduplicateConfig>::ENTRY,
     &Factory::<crate::tokenize::TokenizeConfig>::ENTRY,
     &Factory::<crate::chat::ChatConfig>::ENTRY,
     &Factory::<crate::pack::PackConfig>::ENTRY,

@@ -48,6 +48,7 @@ pub fn context(vocabulary: &Arc<Vocabulary>) -> SplitContext {
         dataset_split: "train".into(),
         sequence_range: None,
         vocabulary: vocabulary.clone(),
+        duplicates: None,
         teacher: None,
         statistics: SharedStatistics::default(),
         footer: FooterEntries::default(),

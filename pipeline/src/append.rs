@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use stillhouse_datasets::damage::{self, Repaired};
+use stillhouse_operators::deduplicate;
 use stillhouse_schemas::manifest::{Appended, Manifest};
 
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -114,6 +115,11 @@ impl Growth {
 pub(crate) async fn growth(prepared: &Prepared, hash: &JobHash, output: &Output) -> Result<Option<Growth>> {
     if prepared.spec.input.sql.is_some() {
         let message = "--append: input.sql is one query over all files, so new files have no rows of their own; valid: a job without input.sql";
+        return Err(PipelineError::new(ErrorKind::Usage, message));
+    }
+    if prepared.operators.iter().any(|operator| operator.name() == deduplicate::NAME) {
+        let message = "--append: deduplicate compares all documents of the input, and new files would have to be compared with those that are \
+                       prepared, which this version cannot; valid: a job without deduplicate, or all of it anew with --overwrite";
         return Err(PipelineError::new(ErrorKind::Usage, message));
     }
     let manifest = output.finished_manifest().await?;

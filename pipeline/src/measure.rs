@@ -34,7 +34,7 @@ use crate::events::{Event, Observer};
 use crate::identity::JobHash;
 use crate::job::Prepared;
 use crate::plan;
-use crate::run::splits::{resources, source_of};
+use crate::run::splits::{sample_resources, source_of};
 
 /// Splits of which a part is tokenized.
 const SAMPLED_SPLITS: usize = 4;
@@ -134,7 +134,8 @@ pub fn tokens(
     let operators = prepared.operators.get(..=pack).unwrap_or_default();
     let pool = Pool::of_this_process()?;
     let plan = operator_plan(source_of(prepared, &files, &sampled), operators);
-    let session = Session::new(plan, resources(prepared, None, &[], &sampled, pool.spawner()?), &prepared.spec.engine)?;
+    let resources = sample_resources(prepared, &[], &sampled, pool.spawner()?);
+    let session = Session::new(plan, resources, &prepared.spec.engine)?;
     let mut parts = Vec::new();
     for (partition, split) in sampled.iter().enumerate() {
         if let Some(tokens) = prepared.store.wait(tokens_of_split(prepared, &session, partition))? {

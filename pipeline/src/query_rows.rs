@@ -174,7 +174,7 @@ async fn upload_rows(output: &Output, folder: &Path, before: Option<StagedRecord
     Ok(made)
 }
 
-async fn upload_part(output: &Output, file: PathBuf, stored: &str, bytes: u64, sha256: &str) -> Result<()> {
+pub(crate) async fn upload_part(output: &Output, file: PathBuf, stored: &str, bytes: u64, sha256: &str) -> Result<()> {
     let failed = |e| PipelineError::store(ErrorKind::Output, &e, "write", &output.shown(stored));
     let mut upload = output.upload_copy(stored, bytes, Some(sha256)).await?;
     let mut start = 0;

@@ -12,6 +12,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod duplicates;
 mod fit;
 pub(crate) mod locked_output;
 pub mod memory_budget;
@@ -28,7 +29,7 @@ use std::time::Instant;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
 use stillhouse_datasets::damage::{self, check_finished};
-use stillhouse_operators::operator::OperatorError;
+use stillhouse_operators::operator::{DuplicateList, OperatorError};
 use stillhouse_query::StagedRows;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, TeacherArithmetic};
@@ -51,6 +52,7 @@ use crate::job_diff::differences;
 use crate::output::{self, CommitRecord, Found, Output, PlanRecord};
 use crate::plan;
 use crate::query_rows;
+use crate::run::duplicates::Documents;
 use crate::run::locked_output::{LockedOutput, may_overwrite, remove_overwritten};
 pub use crate::run::stop::Stop;
 pub(crate) use crate::run::stop::release;
@@ -178,6 +180,7 @@ pub(crate) struct Planned {
     pub splits: Vec<SplitRecord>,
     files: Vec<stillhouse_input_files::InputFile>,
     skipped: BTreeMap<String, u64>,
+    duplicates: Option<Arc<dyn DuplicateList>>,
     record: PlanRecord,
 }
 
@@ -223,6 +226,10 @@ pub(crate) async fn create_plan(
             if prepared.spec.input.sql.is_some() { "input.sql gave no rows" } else { "the input holds no records" };
         return Err(PipelineError::new(ErrorKind::Input, format!("{read}: there is nothing to prepare")));
     }
+    let known = earlier.as_ref().and_then(|plan| plan.duplicates.as_ref());
+    let documents = Documents { splits: &splits, files: &files };
+    let duplicates = duplicates::find_or_load(prepared, hash, output, documents, known, observer).await?;
+    let (duplicates_record, duplicates) = duplicates.unzip();
     let job_folder = match output.folder() {
         Some(folder) => output::relative(folder.to_owned(), prepared.base.clone()).await,
         None => None,
@@ -238,9 +245,10 @@ pub(crate) async fn create_plan(
         appended: hash.appended.clone(),
         teacher: earlier.and_then(|plan| plan.teacher),
         staged: sha256,
+        duplicates: duplicates_record,
     };
     output.begin(&record).await?;
-    Ok(Planned { splits, files, skipped, record })
+    Ok(Planned { splits, files, skipped, duplicates, record })
 }
 
 /// A running job.
@@ -251,6 +259,8 @@ pub(crate) struct Job {
     files: Arc<Vec<stillhouse_input_files::InputFile>>,
     /// Bad records that `input.sql` met, by reason. They are counted with the first split.
     skipped: BTreeMap<String, u64>,
+    /// The list of a job with `deduplicate`.
+    duplicates: Option<Arc<dyn DuplicateList>>,
     teacher: Option<TeacherInfo>,
     arithmetic: Option<TeacherArithmetic>,
     /// Driver that has other processes build the splits; `None` if this process builds them.
@@ -288,7 +298,8 @@ impl Job {
         done: BTreeMap<SplitId, ShardRecord>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
-        let Planned { splits, files, skipped, record } = create_plan(&prepared, &hash, &output, &observer).await?;
+        let Planned { splits, files, skipped, duplicates, record } =
+            create_plan(&prepared, &hash, &output, &observer).await?;
         let pending = splits.iter().any(|s| !done.contains_key(&s.split));
         let files = Arc::new(files);
         let LoadedTeachers { teachers, arithmetic } = if prepared.teacher.is_some() {
@@ -338,7 +349,7 @@ impl Job {
         if driver.is_some() {
             runner = runner.with_executors();
         }
-        Ok(Self { prepared, hash, files, skipped, teacher: info, arithmetic, driver, runner })
+        Ok(Self { prepared, hash, files, skipped, duplicates, teacher: info, arithmetic, driver, runner })
     }
 
     /// Makes the job end when `stop` is requested.

@@ -34,7 +34,7 @@ use crate::events::{Event, Observer};
 use crate::identity::JobHash;
 use crate::job::{Prepared, blocking};
 use crate::measure::{self, SampleMeasurements};
-use crate::run::splits::{resources, shard_names, source_of};
+use crate::run::splits::{sample_resources, shard_names, source_of};
 use crate::teacher::{JobInput, LoadedTeachers, load_all};
 use crate::{finish, functions, plan};
 use stillhouse_input_files::InputFile;
@@ -79,7 +79,7 @@ pub async fn sample(
     observer.event(&Event::Preparing { what: "preparing the first documents".into() });
     let pool = Pool::of_this_process()?;
     let plan = operator_plan(source_of(&prepared, files, splits), &prepared.operators);
-    let resources = resources(&prepared, None, devices, splits, pool.spawner()?);
+    let resources = sample_resources(&prepared, devices, splits, pool.spawner()?);
     let session = Session::new(plan, resources, &prepared.spec.engine)?;
     let names = shard_names(splits);
     let mut sample = Sample {

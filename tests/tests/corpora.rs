@@ -8,7 +8,7 @@ use stillhouse_tests::{Scratch, repetitions, with};
 
 use crate::resume::uniform_draws;
 
-fn manifest(scratch: &Scratch) -> Value {
+pub(crate) fn manifest(scratch: &Scratch) -> Value {
     serde_json::from_slice(&fs::read(scratch.path("out/manifest.json")).unwrap()).unwrap()
 }
 
@@ -17,7 +17,7 @@ fn sum(counts: &Value) -> u64 {
 }
 
 /// The documents of all rows.
-fn documents_in_rows(scratch: &Scratch, rows: u64) -> BTreeSet<u64> {
+pub(crate) fn documents_in_rows(scratch: &Scratch, rows: u64) -> BTreeSet<u64> {
     let mut found = BTreeSet::new();
     for row in 0..rows {
         let row = row.to_string();

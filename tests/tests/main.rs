@@ -32,6 +32,7 @@ mod cluster_trust;
 mod compatibility;
 mod corpora;
 mod corrupt;
+mod deduplicate;
 mod demo;
 mod derive;
 mod digits;

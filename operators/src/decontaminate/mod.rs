@@ -199,7 +199,7 @@ impl OperatorConfig for DecontaminateConfig {
 struct Benchmarks(Arc<ContaminationIndex>);
 
 impl Judge for Benchmarks {
-    fn judge<'t>(&self, text: &'t str) -> Judgement<'t> {
+    fn judge<'t>(&self, _: u64, text: &'t str) -> Judgement<'t> {
         match self.0.find(text) {
             None => Judgement::Keep(text.into()),
             Some(hit) => {

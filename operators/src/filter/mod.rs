@@ -69,7 +69,7 @@ impl OperatorConfig for FilterConfig {
 struct Rules(Filter);
 
 impl Judge for Rules {
-    fn judge<'t>(&self, text: &'t str) -> Judgement<'t> {
+    fn judge<'t>(&self, _: u64, text: &'t str) -> Judgement<'t> {
         match self.0.judge(text) {
             Verdict::Keep(text) => Judgement::Keep(text),
             Verdict::Drop(reason) => Judgement::Drop { reason: reason.to_string(), problem: None },

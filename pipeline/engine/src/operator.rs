@@ -263,6 +263,7 @@ impl ExecutionPlan for OperatorExec {
             dataset_split: split.dataset_split,
             sequence_range: split.place,
             vocabulary: Arc::clone(&resources.vocabulary),
+            duplicates: resources.duplicates.clone(),
             teacher: None,
             statistics: state.statistics.clone(),
             footer: state.footer.clone(),

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use datafusion::common::{Result, internal_datafusion_err};
 use datafusion::execution::TaskContext;
 use stillhouse_input_files::Store;
-use stillhouse_operators::operator::OperatorError;
+use stillhouse_operators::operator::{DuplicateList, OperatorError};
 use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_operators::operator_spec::RowChecks;
 use stillhouse_operators::vocabulary::Vocabulary;
@@ -34,6 +34,8 @@ pub struct JobResources {
     pub store: Store,
     /// The tokenizer.
     pub vocabulary: Arc<Vocabulary>,
+    /// The duplicates among the documents of the input, in a job with `deduplicate`.
+    pub duplicates: Option<Arc<dyn DuplicateList>>,
     /// The devices that hold the teacher; empty in a job without one.
     pub devices: Vec<DeviceQueue>,
     /// The output to which the shards are committed; `None` for a plan without a sink.

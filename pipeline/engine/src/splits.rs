@@ -199,6 +199,7 @@ mod tests {
             splits,
             store: Store::local(Handle::current()),
             vocabulary: Arc::new(Vocabulary::for_numbers(2, "none").unwrap()),
+            duplicates: None,
             devices: Vec::new(),
             output: None,
             row_checks: Arc::new(|_: &SplitRecord| -> RowChecks { panic!("no row is written") }),

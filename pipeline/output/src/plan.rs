@@ -16,6 +16,20 @@ use crate::identity::{PlannedFile, is_hash_of_job};
 /// Path of the plan file.
 pub const PLAN: &str = "_stillhouse/plan.json";
 
+/// Path of the list of duplicates, of a job with `deduplicate`.
+pub const DUPLICATES: &str = "_stillhouse/duplicates.parquet";
+
+/// The documents that are dropped as duplicates. All splits of a job are made with the same list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DuplicatesRecord {
+    /// SHA-256 of the values of the list ([`DUPLICATES`]).
+    pub sha256: String,
+    /// Documents with the text of an earlier one.
+    pub exact: u64,
+    /// Other documents that are near-duplicates of an earlier one.
+    pub minhash: u64,
+}
+
 /// The content of the plan file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlanRecord {
@@ -47,6 +61,9 @@ pub struct PlanRecord {
     /// SHA-256 of each file of rows that `input.sql` produced. The splits refer to these files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<String>,
+    /// The duplicates, in a job with `deduplicate`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duplicates: Option<DuplicatesRecord>,
 }
 
 impl PlanRecord {

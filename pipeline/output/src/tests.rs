@@ -135,6 +135,7 @@ fn plan(hash: &str) -> PlanRecord {
         splits: Vec::new(),
         appended: Vec::new(),
         staged: Vec::new(),
+        duplicates: None,
     }
 }
 

@@ -135,6 +135,7 @@ impl Derivation {
             appended: Vec::new(),
             teacher: None,
             staged: Vec::new(),
+            duplicates: None,
         }
     }
 
@@ -186,6 +187,7 @@ impl Derivation {
             splits: Arc::new(splits),
             store: Store::with_buckets(Handle::current(), BTreeMap::new()),
             vocabulary: Arc::clone(&self.vocabulary),
+            duplicates: None,
             devices: Vec::new(),
             output: Some(runner.output.clone()),
             row_checks: Arc::new(row_checks),

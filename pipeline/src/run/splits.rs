@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use datafusion::physical_plan::ExecutionPlan;
+use stillhouse_operators::operator::NoDuplicates;
 use stillhouse_operators::registry;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
@@ -84,6 +85,7 @@ impl Job {
         let resources = JobResources {
             operators_overlap: concurrent_splits < rayon::current_num_threads(),
             stop: Arc::clone(stop),
+            duplicates: self.duplicates.clone(),
             ..resources(prepared, Some(output.clone()), devices, &splits, spawner)
         };
         Session::new(plan.map_err(PipelineError::from_plan)?, resources, &prepared.spec.engine)
@@ -163,6 +165,7 @@ pub(crate) fn resources(
         splits: Arc::clone(splits),
         store: prepared.store.clone(),
         vocabulary: Arc::clone(&prepared.vocabulary),
+        duplicates: None,
         devices: devices.to_vec(),
         output,
         row_checks: Arc::new(row_checks),
@@ -173,6 +176,16 @@ pub(crate) fn resources(
         stages: stages(&prepared.operators),
         splits_in_progress: SplitsInProgress::default(),
     }
+}
+
+/// Like [`resources`], for a part of the input: its documents are not compared with the others.
+pub(crate) fn sample_resources(
+    prepared: &Arc<Prepared>,
+    devices: &[DeviceQueue],
+    splits: &Arc<Vec<SplitRecord>>,
+    spawner: Spawner,
+) -> JobResources {
+    JobResources { duplicates: Some(Arc::new(NoDuplicates)), ..resources(prepared, None, devices, splits, spawner) }
 }
 
 /// Number of concurrent splits: the job's setting, else `default`, limited by the job's memory.

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use stillhouse_operators::operator::DuplicateList;
 use stillhouse_operators::registry::job_format;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
@@ -30,7 +31,7 @@ use tokio::sync::Semaphore;
 use super::fit::{MAX_LINES, check_same_input, device_mismatch};
 use super::memory_budget::{MemoryBudget, MemoryNeeds, Reservation};
 use super::splits::splits_with_memory;
-use super::{Job, JobHash, files_of};
+use super::{Job, JobHash, duplicates, files_of};
 use crate::access::Access;
 use crate::append;
 use crate::driver::{SplitTask, TaskSpec};
@@ -266,7 +267,7 @@ impl Worker {
     ) -> Result<Self> {
         let observer = Arc::clone(warnings) as Arc<dyn Observer>;
         let reservation = reserve_memory(&prepared, task, config, &observer).await?;
-        let (splits, job_files, skipped) = load_plan(&prepared, &hash, &output, task, &observer).await?;
+        let (splits, job_files, skipped, duplicates) = load_plan(&prepared, &hash, &output, task, &observer).await?;
         let loaded = load_teacher(&prepared, task, &splits, &job_files, &observer).await?;
         hash.teacher_is_still()?;
         let teacher = loaded.teachers.first().map(|teacher| teacher.info().clone());
@@ -276,7 +277,7 @@ impl Worker {
         let mut runner = SplitRunner::new(output, storages, splits.clone(), BTreeMap::new(), observer);
         runner.devices = devices;
         let (files, arithmetic) = (job_files, loaded.arithmetic);
-        let job = Job { prepared, hash, files, skipped, teacher, arithmetic, driver: None, runner };
+        let job = Job { prepared, hash, files, skipped, duplicates, teacher, arithmetic, driver: None, runner };
         let pool = Pool::of_this_process()?;
         let session = job.session(splits, &BTreeMap::new(), pool.spawner()?)?;
         job.runner.add_plan(&session.plan);
@@ -470,7 +471,12 @@ async fn prepare_job(task: &TaskSpec, config: &WorkerConfig, observer: &Arc<dyn 
     Ok(Arc::new(prepared.await.map_err(PipelineError::worker_stopped(ErrorKind::Input))??))
 }
 
-type Planned = (Vec<SplitRecord>, Arc<Vec<stillhouse_input_files::InputFile>>, BTreeMap<String, u64>);
+type Planned = (
+    Vec<SplitRecord>,
+    Arc<Vec<stillhouse_input_files::InputFile>>,
+    BTreeMap<String, u64>,
+    Option<Arc<dyn DuplicateList>>,
+);
 
 /// The splits as the run planned them, over the files as this process sees them.
 async fn load_plan(
@@ -502,7 +508,8 @@ async fn load_plan(
     }
     let staged = files_of(prepared, hash, output, observer).await?;
     query_rows::check(&staged, &plan, output)?;
-    Ok((plan.splits_of(&hash.files), Arc::new(staged.files), staged.skipped))
+    let duplicates = duplicates::of_run(prepared, output, plan.duplicates.as_ref()).await?;
+    Ok((plan.splits_of(&hash.files), Arc::new(staged.files), staged.skipped, duplicates))
 }
 
 /// Loads the teacher in the run's arithmetic, or returns an error.

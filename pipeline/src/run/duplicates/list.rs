@@ -1,0 +1,261 @@
+//! The list of duplicates of a job: a Parquet file with `document_id` (uint64, ascending), `first_document_id` (uint64) and
+//! `kind` (utf8: `exact` or `minhash`).
+
+#![expect(clippy::disallowed_methods, reason = "callers run it through `blocking`, or as an operator")]
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, RecordBatch, StringArray, UInt64Array};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
+use parquet::basic::{Compression, Encoding, ZstdLevel};
+use parquet::file::properties::WriterProperties;
+use parquet::file::statistics::Statistics;
+use sha2::{Digest, Sha256};
+use stillhouse_operators::deduplicate::NAME;
+use stillhouse_operators::operator::{Duplicate, DuplicateKind, DuplicateList, OperatorError};
+use stillhouse_schemas::ids::SplitId;
+
+use crate::error::{ErrorKind, PipelineError, Result};
+use crate::output::DuplicatesRecord;
+
+/// Duplicates that are encoded at once.
+const BATCH: usize = 1 << 16;
+/// Duplicates of a row group, which is read for each of its splits.
+const GROUP: usize = 1 << 18;
+
+fn schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new("document_id", DataType::UInt64, false),
+        Field::new("first_document_id", DataType::UInt64, false),
+        Field::new("kind", DataType::Utf8, false),
+    ]))
+}
+
+fn failed<E: std::fmt::Display>(path: &Path) -> impl FnOnce(E) -> PipelineError {
+    let path = path.display().to_string();
+    move |e| PipelineError::new(ErrorKind::Output, format!("{path}: the list of duplicates: {e}"))
+}
+
+/// The counts of a list, and the checksum of its values, which does not depend on how they are encoded.
+#[derive(Default)]
+struct Counts {
+    sum: Sha256,
+    exact: u64,
+    minhash: u64,
+    last: Option<u64>,
+}
+
+impl Counts {
+    fn add(&mut self, duplicate: Duplicate) {
+        let Duplicate { document, first, kind } = duplicate;
+        self.sum.update(document.to_le_bytes());
+        self.sum.update(first.to_le_bytes());
+        self.sum.update(kind.name());
+        *match kind {
+            DuplicateKind::Exact => &mut self.exact,
+            DuplicateKind::MinHash => &mut self.minhash,
+        } += 1;
+        self.last = Some(document);
+    }
+
+    fn finish(self) -> DuplicatesRecord {
+        DuplicatesRecord { sha256: hex::encode(self.sum.finalize()), exact: self.exact, minhash: self.minhash }
+    }
+}
+
+/// Writes a list.
+pub(super) struct ListWriter {
+    path: PathBuf,
+    file: ArrowWriter<File>,
+    batch: Vec<Duplicate>,
+    counts: Counts,
+}
+
+impl ListWriter {
+    pub(super) fn create(path: &Path) -> Result<Self> {
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            .set_dictionary_enabled(false)
+            .set_column_dictionary_enabled("kind".into(), true)
+            .set_column_encoding("document_id".into(), Encoding::DELTA_BINARY_PACKED)
+            .set_column_encoding("first_document_id".into(), Encoding::DELTA_BINARY_PACKED)
+            .set_max_row_group_row_count(Some(GROUP))
+            .build();
+        let file = File::create(path).map_err(failed(path))?;
+        let file = ArrowWriter::try_new(file, schema(), Some(properties)).map_err(failed(path))?;
+        Ok(Self { path: path.to_owned(), file, batch: Vec::new(), counts: Counts::default() })
+    }
+
+    pub(super) fn push(&mut self, duplicate: Duplicate) -> Result<()> {
+        self.counts.add(duplicate);
+        self.batch.push(duplicate);
+        if self.batch.len() < BATCH { Ok(()) } else { self.flush() }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let all = std::mem::take(&mut self.batch);
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(UInt64Array::from_iter_values(all.iter().map(|duplicate| duplicate.document))),
+            Arc::new(UInt64Array::from_iter_values(all.iter().map(|duplicate| duplicate.first))),
+            Arc::new(StringArray::from_iter_values(all.iter().map(|duplicate| duplicate.kind.name()))),
+        ];
+        let batch = RecordBatch::try_new(schema(), columns).map_err(failed(&self.path))?;
+        self.file.write(&batch).map_err(failed(&self.path))
+    }
+
+    pub(super) fn finish(mut self) -> Result<DuplicatesRecord> {
+        self.flush()?;
+        self.file.close().map_err(failed(&self.path))?;
+        Ok(self.counts.finish())
+    }
+}
+
+/// A list on the disk of this machine. Reads the part of a split when it is asked for.
+#[derive(Debug)]
+pub(super) struct ListFile {
+    path: PathBuf,
+    metadata: ArrowReaderMetadata,
+    /// The folder of a list that was fetched, which goes with it.
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl ListFile {
+    /// Opens a list. `None` if it is not that of the record, or damaged. Reads all of it.
+    pub(super) fn open(path: &Path, record: &DuplicatesRecord, folder: Option<tempfile::TempDir>) -> Option<Self> {
+        let metadata = ArrowReaderMetadata::load(&File::open(path).ok()?, Default::default()).ok()?;
+        let list = Self { path: path.to_owned(), metadata, _folder: folder };
+        let (mut counts, mut in_order) = (Counts::default(), true);
+        let all = (0..list.metadata.metadata().num_row_groups()).collect();
+        let mut add = |duplicate: Duplicate| {
+            in_order &= counts.last.is_none_or(|last| last < duplicate.document);
+            counts.add(duplicate);
+        };
+        list.read(all, &mut add).ok()?;
+        (in_order && counts.finish() == *record).then_some(list)
+    }
+
+    /// Passes the duplicates of row groups on.
+    fn read(&self, groups: Vec<usize>, each: &mut impl FnMut(Duplicate)) -> Result<(), String> {
+        let file = File::open(&self.path).map_err(|e| e.to_string())?;
+        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone());
+        let reader = reader.with_row_groups(groups).with_batch_size(BATCH).build().map_err(|e| e.to_string())?;
+        for batch in reader {
+            let batch = batch.map_err(|e| e.to_string())?;
+            if batch.schema().fields() != schema().fields() {
+                return Err("has other columns".into());
+            }
+            let [documents, firsts] = [0, 1].map(|column| batch.column(column).as_primitive::<UInt64Type>());
+            let kinds = batch.column(2).as_string::<i32>();
+            for row in 0..batch.num_rows() {
+                let kind = match kinds.value(row) {
+                    "exact" => DuplicateKind::Exact,
+                    "minhash" => DuplicateKind::MinHash,
+                    other => return Err(format!("kind is {other:?}; valid: exact, minhash")),
+                };
+                each(Duplicate { document: documents.value(row), first: firsts.value(row), kind });
+            }
+        }
+        Ok(())
+    }
+
+    /// Row groups that may have documents of a split.
+    fn groups_of(&self, split: SplitId) -> Vec<usize> {
+        let (first, last) = (split.document(0).0, split.document(u32::MAX).0);
+        let overlaps = |statistics: &Statistics| match statistics {
+            Statistics::Int64(values) => values
+                .min_opt()
+                .zip(values.max_opt())
+                .is_none_or(|(&least, &most)| least as u64 <= last && most as u64 >= first),
+            _ => true,
+        };
+        let groups = self.metadata.metadata().row_groups().iter().enumerate();
+        groups
+            .filter(|(_, group)| group.column(0).statistics().is_none_or(overlaps))
+            .map(|(number, _)| number)
+            .collect()
+    }
+}
+
+impl DuplicateList for ListFile {
+    fn of_split(&self, split: SplitId) -> Result<Vec<Duplicate>, OperatorError> {
+        let mut found = Vec::new();
+        let mut add = |duplicate: Duplicate| {
+            if stillhouse_schemas::ids::DocumentId(duplicate.document).parts().0 == split {
+                found.push(duplicate);
+            }
+        };
+        self.read(self.groups_of(split), &mut add).map_err(|e| OperatorError::Config {
+            operator: NAME,
+            message: format!("{}: the list of duplicates: {e}; run again", self.path.display()),
+        })?;
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn duplicates() -> Vec<Duplicate> {
+        let of = |split: u32, ordinal: u32| Duplicate {
+            document: SplitId(split).document(ordinal).0,
+            first: SplitId(0).document(ordinal / 2).0,
+            kind: if ordinal.is_multiple_of(3) { DuplicateKind::Exact } else { DuplicateKind::MinHash },
+        };
+        let split = |split| (0..200_000).step_by(1 + split as usize).map(move |ordinal| of(split, ordinal));
+        [0, 1, 5].into_iter().flat_map(split).collect()
+    }
+
+    fn written(path: &Path, duplicates: &[Duplicate]) -> DuplicatesRecord {
+        let mut list = ListWriter::create(path).unwrap();
+        duplicates.iter().for_each(|duplicate| list.push(*duplicate).unwrap());
+        list.finish().unwrap()
+    }
+
+    #[test]
+    fn a_split_reads_its_part_and_no_more_row_groups_than_that() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, all) = (folder.path().join("list.parquet"), duplicates());
+        let record = written(&path, &all);
+        assert_eq!(record.exact + record.minhash, all.len() as u64);
+        let list = ListFile::open(&path, &record, None).unwrap();
+        for split in [0, 1, 2, 5, 9].map(SplitId) {
+            let range = split.document(0).0..=split.document(u32::MAX).0;
+            let own: Vec<_> = all.iter().filter(|duplicate| range.contains(&duplicate.document)).copied().collect();
+            assert_eq!(list.of_split(split).unwrap(), own, "{split:?}");
+        }
+        assert_eq!(list.metadata.metadata().num_row_groups(), 2);
+        assert_eq!((list.groups_of(SplitId(0)), list.groups_of(SplitId(5))), (vec![0], vec![1]));
+        assert!(list.groups_of(SplitId(9)).is_empty());
+    }
+
+    #[test]
+    fn an_empty_list_is_a_list() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("list.parquet");
+        let record = written(&path, &[]);
+        assert_eq!((record.exact, record.minhash), (0, 0));
+        assert!(ListFile::open(&path, &record, None).unwrap().of_split(SplitId(0)).unwrap().is_empty());
+    }
+
+    #[test]
+    fn another_list_or_a_damaged_one_is_not_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, few) = (folder.path().join("list.parquet"), &duplicates()[..50]);
+        let record = written(&path, few);
+        let other = written(&folder.path().join("other.parquet"), &few[..49]);
+        assert!(ListFile::open(&path, &other, None).is_none());
+        assert!(ListFile::open(&folder.path().join("none"), &record, None).is_none());
+        let whole = std::fs::read(&path).unwrap();
+        for at in (0..whole.len()).step_by(7) {
+            std::fs::write(&path, &whole[..at]).unwrap();
+            assert!(ListFile::open(&path, &record, None).is_none(), "cut at {at}");
+        }
+        std::fs::write(&path, &whole).unwrap();
+        assert!(ListFile::open(&path, &record, None).is_some());
+    }
+}
