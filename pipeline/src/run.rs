@@ -227,7 +227,7 @@ pub(crate) async fn create_plan(
         return Err(PipelineError::new(ErrorKind::Input, format!("{read}: there is nothing to prepare")));
     }
     let known = earlier.as_ref().and_then(|plan| plan.duplicates.as_ref());
-    let documents = Documents { splits: &splits, files: &files };
+    let documents = Documents { splits: &splits, files: &files, staged: &sha256 };
     let duplicates = duplicates::find_or_load(prepared, hash, output, documents, known, observer).await?;
     let (duplicates_record, duplicates) = duplicates.unzip();
     let job_folder = match output.folder() {

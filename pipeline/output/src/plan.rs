@@ -24,10 +24,9 @@ pub const DUPLICATES: &str = "_stillhouse/duplicates.parquet";
 pub struct DuplicatesRecord {
     /// SHA-256 of the values of the list ([`DUPLICATES`]).
     pub sha256: String,
-    /// Documents with the text of an earlier one.
-    pub exact: u64,
-    /// Other documents that are near-duplicates of an earlier one.
-    pub minhash: u64,
+    /// SHA-256 of what it was found in: the state of the input files, and the splits. If a file was touched since, the list
+    /// is found again and compared.
+    pub input_sha256: String,
 }
 
 /// The content of the plan file.

@@ -8,7 +8,7 @@
 //!
 //! A file of keys has 24 bytes for each key, and at its end the numbers of documents and keys and a checksum. A run that was
 //! interrupted keeps the files that are whole. A bucket has as many keys as fit into the memory; with one bucket, the files
-//! are read as they are. Memory: that of a bucket, 64 bytes for each key, and 16 bytes for each document of the input.
+//! are read as they are. Memory: that of a bucket, up to 128 bytes for each key, and 16 bytes for each document of the input.
 
 #![expect(clippy::disallowed_methods, reason = "callers run it through `blocking`")]
 
@@ -31,8 +31,9 @@ const KEY_BYTES: usize = 24;
 const END_BYTES: usize = 8 + 8 + 32;
 /// The kind of a key, in the bit of its document that no document has: there are fewer than 2^31 splits.
 const MINHASH: u64 = 1 << 63;
-/// Memory of a key that is compared: an entry of a hash table that may be half empty.
-const TABLE_BYTES: u64 = 64;
+/// Memory of a key that is compared, at most: an entry of 33 bytes in a hash table that has just grown to twice its size, beside
+/// the smaller one.
+const TABLE_BYTES: u64 = 128;
 /// Most buckets, which are open at once.
 const MOST_BUCKETS: u64 = 512;
 const BUFFER_BYTES: usize = 64 << 10;

@@ -20,7 +20,6 @@ use stillhouse_operators::operator::{Duplicate, DuplicateKind, DuplicateList, Op
 use stillhouse_schemas::ids::SplitId;
 
 use crate::error::{ErrorKind, PipelineError, Result};
-use crate::output::DuplicatesRecord;
 
 /// Duplicates that are encoded at once.
 const BATCH: usize = 1 << 16;
@@ -40,30 +39,20 @@ fn failed<E: std::fmt::Display>(path: &Path) -> impl FnOnce(E) -> PipelineError 
     move |e| PipelineError::new(ErrorKind::Output, format!("{path}: the list of duplicates: {e}"))
 }
 
-/// The counts of a list, and the checksum of its values, which does not depend on how they are encoded.
+/// The checksum of the values of a list, which does not depend on how they are encoded.
 #[derive(Default)]
-struct Counts {
-    sum: Sha256,
-    exact: u64,
-    minhash: u64,
-    last: Option<u64>,
-}
+struct Checksum(Sha256);
 
-impl Counts {
+impl Checksum {
     fn add(&mut self, duplicate: Duplicate) {
         let Duplicate { document, first, kind } = duplicate;
-        self.sum.update(document.to_le_bytes());
-        self.sum.update(first.to_le_bytes());
-        self.sum.update(kind.name());
-        *match kind {
-            DuplicateKind::Exact => &mut self.exact,
-            DuplicateKind::MinHash => &mut self.minhash,
-        } += 1;
-        self.last = Some(document);
+        self.0.update(document.to_le_bytes());
+        self.0.update(first.to_le_bytes());
+        self.0.update(kind.name());
     }
 
-    fn finish(self) -> DuplicatesRecord {
-        DuplicatesRecord { sha256: hex::encode(self.sum.finalize()), exact: self.exact, minhash: self.minhash }
+    fn finish(self) -> String {
+        hex::encode(self.0.finalize())
     }
 }
 
@@ -72,7 +61,7 @@ pub(super) struct ListWriter {
     path: PathBuf,
     file: ArrowWriter<File>,
     batch: Vec<Duplicate>,
-    counts: Counts,
+    checksum: Checksum,
 }
 
 impl ListWriter {
@@ -87,11 +76,11 @@ impl ListWriter {
             .build();
         let file = File::create(path).map_err(failed(path))?;
         let file = ArrowWriter::try_new(file, schema(), Some(properties)).map_err(failed(path))?;
-        Ok(Self { path: path.to_owned(), file, batch: Vec::new(), counts: Counts::default() })
+        Ok(Self { path: path.to_owned(), file, batch: Vec::new(), checksum: Checksum::default() })
     }
 
     pub(super) fn push(&mut self, duplicate: Duplicate) -> Result<()> {
-        self.counts.add(duplicate);
+        self.checksum.add(duplicate);
         self.batch.push(duplicate);
         if self.batch.len() < BATCH { Ok(()) } else { self.flush() }
     }
@@ -107,10 +96,11 @@ impl ListWriter {
         self.file.write(&batch).map_err(failed(&self.path))
     }
 
-    pub(super) fn finish(mut self) -> Result<DuplicatesRecord> {
+    /// Returns the SHA-256 of the values.
+    pub(super) fn finish(mut self) -> Result<String> {
         self.flush()?;
         self.file.close().map_err(failed(&self.path))?;
-        Ok(self.counts.finish())
+        Ok(self.checksum.finish())
     }
 }
 
@@ -124,18 +114,18 @@ pub(super) struct ListFile {
 }
 
 impl ListFile {
-    /// Opens a list. `None` if it is not that of the record, or damaged. Reads all of it.
-    pub(super) fn open(path: &Path, record: &DuplicatesRecord, folder: Option<tempfile::TempDir>) -> Option<Self> {
+    /// Opens a list. `None` if its values have another SHA-256, or it is damaged. Reads all of it.
+    pub(super) fn open(path: &Path, sha256: &str, folder: Option<tempfile::TempDir>) -> Option<Self> {
         let metadata = ArrowReaderMetadata::load(&File::open(path).ok()?, Default::default()).ok()?;
         let list = Self { path: path.to_owned(), metadata, _folder: folder };
-        let (mut counts, mut in_order) = (Counts::default(), true);
+        let (mut checksum, mut last, mut in_order) = (Checksum::default(), None, true);
         let all = (0..list.metadata.metadata().num_row_groups()).collect();
         let mut add = |duplicate: Duplicate| {
-            in_order &= counts.last.is_none_or(|last| last < duplicate.document);
-            counts.add(duplicate);
+            in_order &= last.replace(duplicate.document).is_none_or(|last| last < duplicate.document);
+            checksum.add(duplicate);
         };
         list.read(all, &mut add).ok()?;
-        (in_order && counts.finish() == *record).then_some(list)
+        (in_order && checksum.finish() == sha256).then_some(list)
     }
 
     /// Passes the duplicates of row groups on.
@@ -210,7 +200,7 @@ mod tests {
         [0, 1, 5].into_iter().flat_map(split).collect()
     }
 
-    fn written(path: &Path, duplicates: &[Duplicate]) -> DuplicatesRecord {
+    fn written(path: &Path, duplicates: &[Duplicate]) -> String {
         let mut list = ListWriter::create(path).unwrap();
         duplicates.iter().for_each(|duplicate| list.push(*duplicate).unwrap());
         list.finish().unwrap()
@@ -220,9 +210,8 @@ mod tests {
     fn a_split_reads_its_part_and_no_more_row_groups_than_that() {
         let folder = tempfile::tempdir().unwrap();
         let (path, all) = (folder.path().join("list.parquet"), duplicates());
-        let record = written(&path, &all);
-        assert_eq!(record.exact + record.minhash, all.len() as u64);
-        let list = ListFile::open(&path, &record, None).unwrap();
+        let sha256 = written(&path, &all);
+        let list = ListFile::open(&path, &sha256, None).unwrap();
         for split in [0, 1, 2, 5, 9].map(SplitId) {
             let range = split.document(0).0..=split.document(u32::MAX).0;
             let own: Vec<_> = all.iter().filter(|duplicate| range.contains(&duplicate.document)).copied().collect();
@@ -237,25 +226,24 @@ mod tests {
     fn an_empty_list_is_a_list() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("list.parquet");
-        let record = written(&path, &[]);
-        assert_eq!((record.exact, record.minhash), (0, 0));
-        assert!(ListFile::open(&path, &record, None).unwrap().of_split(SplitId(0)).unwrap().is_empty());
+        let sha256 = written(&path, &[]);
+        assert!(ListFile::open(&path, &sha256, None).unwrap().of_split(SplitId(0)).unwrap().is_empty());
     }
 
     #[test]
     fn another_list_or_a_damaged_one_is_not_opened() {
         let folder = tempfile::tempdir().unwrap();
         let (path, few) = (folder.path().join("list.parquet"), &duplicates()[..50]);
-        let record = written(&path, few);
+        let sha256 = written(&path, few);
         let other = written(&folder.path().join("other.parquet"), &few[..49]);
         assert!(ListFile::open(&path, &other, None).is_none());
-        assert!(ListFile::open(&folder.path().join("none"), &record, None).is_none());
+        assert!(ListFile::open(&folder.path().join("none"), &sha256, None).is_none());
         let whole = std::fs::read(&path).unwrap();
         for at in (0..whole.len()).step_by(7) {
             std::fs::write(&path, &whole[..at]).unwrap();
-            assert!(ListFile::open(&path, &record, None).is_none(), "cut at {at}");
+            assert!(ListFile::open(&path, &sha256, None).is_none(), "cut at {at}");
         }
         std::fs::write(&path, &whole).unwrap();
-        assert!(ListFile::open(&path, &record, None).is_some());
+        assert!(ListFile::open(&path, &sha256, None).is_some());
     }
 }

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The list is found once, by the process of the run: splits that were made with different lists would lose documents, or have
-//! them twice. A later run, a repair and workers read the same list. If it is gone or damaged, it is found again and must have
-//! the checksum of the plan.
+//! them twice. A later run, a repair and workers read the same list. If it is gone or damaged, or the input was touched, it is
+//! found again and must have the checksum of the plan.
 //!
 //! Cost: reads the input once more, see [`stillhouse_operators::deduplicate`]; on the disk, 24 bytes for each key, and as many
 //! while they are sorted.
@@ -50,13 +50,26 @@ pub(super) type Duplicates = (DuplicatesRecord, Arc<dyn DuplicateList>);
 pub(super) struct Documents<'a> {
     pub(super) splits: &'a [SplitRecord],
     pub(super) files: &'a [InputFile],
+    /// SHA-256 of the files, if they are the rows of `input.sql`.
+    pub(super) staged: &'a [String],
+}
+
+impl Documents<'_> {
+    /// SHA-256 of the state of what is read, and of the version that reads it. A job's hash has names and sizes of files alone,
+    /// and a file may get other content of the same size.
+    fn sha256(&self, hash: &JobHash) -> Result<String> {
+        let state = (&hash.hash, &hash.files, self.staged, self.splits, env!("CARGO_PKG_VERSION"));
+        let state = serde_json::to_vec(&state).map_err(|e| PipelineError::caused(ErrorKind::Input, "the plan", e))?;
+        Ok(hex::encode(Sha256::digest(state)))
+    }
 }
 
 fn config(prepared: &Prepared) -> Option<&DeduplicateConfig> {
     prepared.operators.iter().find_map(|operator| operator.config())
 }
 
-/// The list of a job: that of an earlier run whose plan has `earlier`, or found now. `None` if the job has none.
+/// The list of a job: that of an earlier run whose plan has `earlier`, or found now. `None` if the job has none. If the input was
+/// touched since the earlier run, also in parts that have no split yet, the list is found again.
 ///
 /// # Errors
 /// If the input cannot be read or has other duplicates than in the earlier run, the keys do not fit into the job's memory, or
@@ -70,14 +83,18 @@ pub(super) async fn find_or_load(
     observer: &Arc<dyn Observer>,
 ) -> Result<Option<Duplicates>> {
     let Some(config) = config(prepared) else { return Ok(None) };
+    let input_sha256 = documents.sha256(hash)?;
     if let Some(record) = earlier
+        && record.input_sha256 == input_sha256
         && let Some(list) = load(output, record).await?
     {
         return Ok(Some((record.clone(), list)));
     }
-    let folder = key_folder(output, hash)?;
-    let record = find(prepared, config, documents, &folder, observer.as_ref()).await?;
-    if earlier.is_some_and(|earlier| *earlier != record) {
+    // keys of an input in another state lie elsewhere
+    let folder = output.sql_folder(&hash.hash)?.join("keys").join(&input_sha256);
+    let sha256 = find(prepared, config, documents, &folder, observer.as_ref()).await?;
+    let record = DuplicatesRecord { sha256, input_sha256 };
+    if earlier.is_some_and(|earlier| earlier.sha256 != record.sha256) {
         let message = format!(
             "{output}: the input has other duplicates than when this job was begun; valid: the input as it was, or all of it anew with \
              --overwrite"
@@ -132,8 +149,8 @@ async fn load(output: &Output, record: &DuplicatesRecord) -> Result<Option<Arc<d
             (path, Some(folder))
         }
     };
-    let record = record.clone();
-    let list = blocking(move || Ok::<_, PipelineError>(ListFile::open(&path, &record, folder))).await?;
+    let sha256 = record.sha256.clone();
+    let list = blocking(move || Ok::<_, PipelineError>(ListFile::open(&path, &sha256, folder))).await?;
     Ok(list.map(|list| Arc::new(list) as Arc<dyn DuplicateList>))
 }
 
@@ -166,11 +183,6 @@ async fn store(output: &Output, folder: &Path) -> Result<()> {
     upload_part(output, path, DUPLICATES, bytes, &sha256).await
 }
 
-/// Folder for the keys of a job while they are made.
-fn key_folder(output: &Output, hash: &JobHash) -> Result<PathBuf> {
-    Ok(output.sql_folder(&hash.hash)?.join("keys").join(&hash.hash))
-}
-
 fn list_in(folder: &Path) -> PathBuf {
     folder.join("duplicates.parquet")
 }
@@ -186,14 +198,14 @@ async fn remove_keys(folder: &Path) {
     }
 }
 
-/// Finds the duplicates of a job and writes the list into the folder.
+/// Finds the duplicates of a job and writes the list into the folder. Returns the SHA-256 of its values.
 async fn find(
     prepared: &Arc<Prepared>,
     config: &DeduplicateConfig,
     documents: Documents<'_>,
     folder: &Path,
     observer: &dyn Observer,
-) -> Result<DuplicatesRecord> {
+) -> Result<String> {
     let before: Vec<OperatorSpec> =
         prepared.operators.iter().take_while(|operator| operator.name() != deduplicate::NAME).cloned().collect();
     let (splits, files) = (Arc::new(documents.splits.to_vec()), Arc::new(documents.files.to_vec()));
