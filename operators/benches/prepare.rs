@@ -51,6 +51,7 @@ fn context(tokenizer: &str) -> Result<SplitContext, AnyError> {
     let vocabulary = Vocabulary::load(&repository(tokenizer), tokenizer, &spec::Tokenizer::default(), None)?;
     Ok(SplitContext {
         duplicates: None,
+        carried: None,
         split: SplitId(0),
         dataset_split: "train".into(),
         sequence_range: None,

@@ -111,7 +111,9 @@ impl WholeDocuments {
         if open.bytes <= self.max_bytes {
             open.text.push_str(text);
         } else {
-            open.text = beginning(&open.text, Self::BEGINNING).to_owned();
+            let missing = Self::BEGINNING.saturating_sub(open.text.len());
+            open.text.push_str(beginning(text, missing));
+            open.text.truncate(open.text.floor_char_boundary(Self::BEGINNING));
         }
         if end {
             return Ok(Some(self.document(id, open.text.into(), open.bytes)));

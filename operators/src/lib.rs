@@ -1,7 +1,7 @@
 //! The operators of Stillhouse. Each is one file: a transform from record batch to record batch.
 //!
 //! ```text
-//!   documents ──► clean ──► filter, decontaminate, deduplicate ──► tokenize, chat ──► pack ──► extract ──► subtokens, partitions ──► (the pipeline writes shards)
+//!   documents ──► clean ──► block_urls, filter, decontaminate, deduplicate ──► tokenize, chat ──► pack ──► extract ──► subtokens, partitions ──► (the pipeline writes shards)
 //!   [id, text, end]        [id, tokens, end]  [one row = one packed sequence; each step adds columns]
 //!
 //!   images, codes ──► grid ──► subtokens, partitions       [images]: decodes an image's bytes into the numbers of its row
@@ -11,6 +11,8 @@
 //! Operators do not depend on engines, files or tasks: see [`operator::Operator`]. To add one, write a file that
 //! declares it ([`config::OperatorConfig`]) and add a line to [`registry::OPERATORS`].
 
+pub mod block_urls;
+pub mod carry;
 pub mod chat;
 pub mod clean;
 pub mod config;

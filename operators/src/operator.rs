@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -155,6 +156,8 @@ pub struct SplitContext {
     pub vocabulary: Arc<Vocabulary>,
     /// The duplicates among the documents of the input, in a job with `deduplicate`.
     pub duplicates: Option<Arc<dyn DuplicateList>>,
+    /// The values of `input.carry` of the documents read so far, in a job with it.
+    pub carried: Option<Arc<dyn CarriedValues>>,
     /// The teacher, if the job has one and the operator runs it itself.
     pub teacher: Option<Arc<dyn Teacher>>,
     /// Statistics for the shard's record.
@@ -163,6 +166,15 @@ pub struct SplitContext {
     pub footer: FooterEntries,
     /// Receives live counts while the job runs.
     pub meter: Arc<dyn Meter>,
+}
+
+/// Values of columns of the input, by document.
+pub trait CarriedValues: fmt::Debug + Send + Sync {
+    /// Returns the values of a document, in the order of `input.carry`; `None` if it was not read.
+    ///
+    /// # Errors
+    /// Fails if the values cannot be read.
+    fn of_document(&self, document: u64) -> io::Result<Option<Arc<[Option<String>]>>>;
 }
 
 /// By what a document is a duplicate.

@@ -19,6 +19,7 @@ use crate::operator_spec::{Factory, OperatorFactory, OperatorSpec, RowChecks};
 /// The operators of Stillhouse, in the order in which they run.
 pub const OPERATORS: &[&dyn OperatorFactory] = &[
     &Factory::<crate::clean::CleanConfig>::ENTRY,
+    &Factory::<crate::block_urls::BlockUrlsConfig>::ENTRY,
     &Factory::<crate::filter::FilterConfig>::ENTRY,
     &Factory::<crate::decontaminate::DecontaminateConfig>::ENTRY,
     &Factory::<crate::deduplicate::DeduplicateConfig>::ENTRY,
@@ -29,6 +30,7 @@ pub const OPERATORS: &[&dyn OperatorFactory] = &[
     &Factory::<crate::extract::ExtractConfig>::ENTRY,
     &Factory::<crate::generate::PromptsConfig>::ENTRY,
     &Factory::<crate::generate::GenerateConfig>::ENTRY,
+    &Factory::<crate::carry::CarryConfig>::ENTRY,
     &Factory::<crate::subtokens::SubtokensConfig>::ENTRY,
     &Factory::<crate::partitions::PartitionsConfig>::ENTRY,
     &Factory::<crate::orders::OrdersConfig>::ENTRY,

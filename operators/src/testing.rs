@@ -49,6 +49,7 @@ pub fn context(vocabulary: &Arc<Vocabulary>) -> SplitContext {
         sequence_range: None,
         vocabulary: vocabulary.clone(),
         duplicates: None,
+        carried: None,
         teacher: None,
         statistics: SharedStatistics::default(),
         footer: FooterEntries::default(),

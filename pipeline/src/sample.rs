@@ -41,6 +41,11 @@ use stillhouse_input_files::InputFile;
 
 /// Maximum number of rows that a sample decodes, however long its documents are.
 pub const MAX_ROWS: usize = 256;
+/// Batches of the teacher that are timed, so that the speed has an interval. The first one, which waits for the first
+/// document, does not count.
+const TIMED_BATCHES: usize = 6;
+/// Maximum time for batches that are only timed.
+const TIMING_LIMIT: Duration = Duration::from_secs(10);
 
 /// The prepared first documents of a job.
 #[derive(Debug, Clone, Serialize)]
@@ -170,8 +175,8 @@ impl Query {
 }
 
 impl Sample {
-    /// Counts the documents of a split and returns its rows that begin in a requested document.
-    /// Adds the tokens of each batch and the time that it took to come to `batch_times`.
+    /// Counts the documents of a split and returns its rows that begin in a requested document. Goes on for a few batches
+    /// if the teacher was timed on too few. Adds the tokens of each batch and the time that it took to come to `batch_times`.
     async fn add_split(
         &mut self,
         session: &Session,
@@ -203,6 +208,17 @@ impl Sample {
             batch_times.push((tokens, began.elapsed()));
             began = Instant::now();
             rows.take(&batch).map_err(|e| of_stage(DataFusionError::External(Box::new(e))))?;
+        }
+        let timing = Instant::now();
+        while rows.full
+            && !session.resources.devices.is_empty()
+            && batch_times.len() <= TIMED_BATCHES
+            && timing.elapsed() < TIMING_LIMIT
+            && let Some(batch) = stream.try_next().await.map_err(of_stage)?
+        {
+            let tokens = count_tokens(&batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, &*place, e))?;
+            batch_times.push((tokens, began.elapsed()));
+            began = Instant::now();
         }
         let statistics = state.statistics.lock().clone();
         // a split with fewer documents than requested was read to its end: its documents without a row count as well

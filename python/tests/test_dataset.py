@@ -191,3 +191,16 @@ def test_the_tokenizer_is_a_file_of_the_data_set(plain: pathlib.Path, tmp_path: 
     (copy / "tokenizer.json").write_bytes(damaged)
     with pytest.raises(stillhouse.StillhouseError, match="is damaged"):
         stillhouse.open(copy).file("tokenizer.json")
+
+
+def test_carried_columns_are_text_beside_the_numbers(small: Maker) -> None:
+    folder = small("carried", {"input": {"carry": ["text", "_file"]}})
+    rows = truth.table(folder).to_pylist()
+    for row in rows:
+        assert len(row["document_fields"]) == len(row["document_ids"])
+        assert all(fields["_file"] == "corpus.jsonl" and fields["text"].startswith("w") for fields in row["document_fields"])
+    ds = stillhouse.open(folder)
+    assert "document_fields" not in ds.columns and "document_fields" not in ds[0]
+    assert [ds[i]["document_ids"].tolist() for i in range(3)] == [row["document_ids"] for row in rows[:3]]
+    with pytest.raises(stillhouse.ColumnError, match="It is text; read it with pyarrow or DuckDB"):
+        ds.select_columns(["document_fields"])

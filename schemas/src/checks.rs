@@ -12,18 +12,19 @@ use crate::paths;
 use crate::problems::Problem;
 use crate::sections::SectionFile;
 use crate::spec::{
-    Boundary, ColumnType, Compression, Dtype, EngineKind, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec, PackMode,
-    Remainder, Separator, TeacherContext, TextDocument,
+    Boundary, ColumnType, Compression, Dtype, EngineKind, FILE_COLUMN, INPUT_TABLE, InputFormat, JobSpec, NoiseCodec,
+    PackMode, Remainder, Separator, TeacherContext, TextDocument,
 };
 use crate::storage::{endpoint_problem, split_url};
 
 /// Runs every check of the built-in keys. `files` are those that sections of operators name.
 pub fn all(job: &JobSpec, files: Vec<SectionFile>) -> Vec<Problem> {
-    let checks: [fn(&JobSpec, &mut Vec<Problem>); 12] = [
+    let checks: [fn(&JobSpec, &mut Vec<Problem>); 13] = [
         engine_combinations,
         endpoints,
         input_combinations,
         conversations,
+        carried_columns,
         input_tables,
         images::check,
         no_input,
@@ -274,6 +275,37 @@ fn conversations(job: &JobSpec, problems: &mut Vec<Problem>) {
                 "makes text, and conversations are lists; remove it or `messages`",
             ));
         }
+    }
+}
+
+/// Checks the names of columns that stay with documents.
+fn carried_columns(job: &JobSpec, problems: &mut Vec<Problem>) {
+    let input = &job.input;
+    if input.carry.is_empty() {
+        return;
+    }
+    let format = input.format();
+    if !format.is_table() && input.sql.is_none() {
+        let message = format!("applies to documents of text, and `format: {}` has none; remove it", format.name());
+        problems.push(Problem::missing("input.carry", message));
+        return;
+    }
+    if job.sequential().is_some() {
+        let message = "applies to documents of the input, and here the teacher writes the text; remove it";
+        problems.push(Problem::missing("input.carry", message));
+        return;
+    }
+    for (i, name) in input.carry.iter().enumerate() {
+        let wrong = if name.is_empty() {
+            Some("is empty; valid: the name of a column".to_owned())
+        } else if input.carry.iter().take(i).any(|earlier| earlier == name) {
+            Some("is there twice; valid: each name once".to_owned())
+        } else if format == InputFormat::Text && input.sql.is_none() && name != FILE_COLUMN {
+            Some(format!("files of text have no columns; valid: {FILE_COLUMN}"))
+        } else {
+            None
+        };
+        problems.extend(wrong.map(|message| Problem::new(format!("input.carry[{i}]"), format!("{name:?}"), message)));
     }
 }
 

@@ -31,6 +31,8 @@ pub const LOSS_MASK: &str = "loss_mask";
 pub const DOCUMENT_OFFSETS: &str = "document_offsets";
 /// Ids of the documents, in the order of the offsets.
 pub const DOCUMENT_IDS: &str = "document_ids";
+/// Values of columns of the input for these documents (`input.carry`).
+pub const DOCUMENT_FIELDS: &str = "document_fields";
 /// Class of an image.
 pub const LABEL: &str = "label";
 /// ln p(x_i | x_<i) under the teacher.

@@ -212,7 +212,12 @@ fn type_name(data_type: &DataType) -> String {
     match data_type {
         DataType::FixedSizeList(item, n) => format!("fixed_size_list<{}>[{n}]", type_name(item.data_type())),
         DataType::List(item) => format!("list<{}>", type_name(item.data_type())),
+        DataType::Struct(fields) => {
+            let field = |field: &arrow_schema::FieldRef| format!("{}: {}", field.name(), type_name(field.data_type()));
+            format!("struct<{}>", fields.iter().map(field).collect::<Vec<_>>().join(", "))
+        }
         DataType::Boolean => "bool".into(),
+        DataType::Utf8 => "string".into(),
         other => other.to_string().to_lowercase(),
     }
 }

@@ -29,7 +29,11 @@ engine: {kind: cluster}
             ("version", "2", "1 or less"),
             ("name", "\"Bad Name\"", "must match"),
             ("seed", "-1", "0 or more"),
-            ("colour", "\"red\"", "unknown key; valid keys here: chat, clean, decontaminate, deduplicate, engine"),
+            (
+                "colour",
+                "\"red\"",
+                "unknown key; valid keys here: block_urls, chat, clean, decontaminate, deduplicate, engine",
+            ),
             ("input.format", "\"tsv\"", "\"jsonl\", \"text\", \"csv\", \"parquet\", \"arrow\""),
             ("input.paths", "[]", "1 or more"),
             ("input.text", "3", "string"),

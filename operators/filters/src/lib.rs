@@ -27,6 +27,8 @@
 //! | `fineweb` | `FineWebQualityFilter` | no |
 //! | `pii` | `PIIFormatter` | replaces addresses |
 //!
+//! [`UrlBlocklist`] judges a document by its URL, as datatrove's `URLFilter` does.
+//!
 //! Words and sentences are those of English text, see [`words`]. Characters are code points, and their classes are those of
 //! Unicode 14.0.0, as in CPython 3.11. Results depend on the text and the rules alone.
 //!
@@ -49,6 +51,7 @@ mod rules;
 mod tests;
 mod unicode;
 mod unicode_ranges;
+mod url;
 
 use std::borrow::Cow;
 use std::fmt::{self, Display};
@@ -67,6 +70,7 @@ pub use rules::language::Language;
 pub use rules::length::Length;
 pub use rules::pattern::Pattern;
 pub use rules::pii::Pii;
+pub use url::{BlockedUrl, UrlBlocklist, UrlLists, count_entries};
 
 use document::Document;
 use rules::language::Languages;

@@ -178,6 +178,8 @@ pub mod reason {
     pub const VALUE: &str = "value of another type";
     /// Too long for a query.
     pub const LONG: &str = "too long for a query";
+    /// A value of `input.carry`, or the record that has it, is too long.
+    pub const LONG_CARRIED: &str = "too long to carry";
 }
 
 #[cfg(test)]

@@ -291,6 +291,9 @@ fn columns(manifest: &Manifest, text: &mut String) {
 
 /// The element type of a column, inside any lists.
 fn dtype(data_type: &str) -> &str {
+    if data_type.contains("struct<") {
+        return "struct of strings";
+    }
     let item = data_type.rsplit_once('<').map_or(data_type, |(_, item)| item);
     item.split_once('>').map_or(item, |(item, _)| item)
 }

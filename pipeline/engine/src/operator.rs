@@ -264,6 +264,7 @@ impl ExecutionPlan for OperatorExec {
             sequence_range: split.place,
             vocabulary: Arc::clone(&resources.vocabulary),
             duplicates: resources.duplicates.clone(),
+            carried: state.carried(),
             teacher: None,
             statistics: state.statistics.clone(),
             footer: state.footer.clone(),

@@ -148,6 +148,9 @@ impl ExecutionPlan for SplitsExec {
         }
         let stage = StageState::new(&state, 0);
         let reader = SplitReader::new(&resources.store, &self.listing, split.clone(), Arc::clone(input));
+        if let Some(carried) = reader.carried() {
+            state.set_carried(carried);
+        }
         let metrics = Arc::clone(&self.metrics);
         let stream = try_unfold(
             (Some(reader), SplitStream { step: None, resources, metrics, stage }),

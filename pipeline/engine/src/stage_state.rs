@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use stillhouse_base::events::StageStatus;
-use stillhouse_operators::operator::{Counters, FooterEntries, Measure, Meter, SharedStatistics};
+use stillhouse_operators::operator::{CarriedValues, Counters, FooterEntries, Measure, Meter, SharedStatistics};
 use stillhouse_output::SplitCounts;
 use stillhouse_schemas::ids::SplitId;
 
@@ -64,6 +64,8 @@ pub struct SplitState {
     pub statistics: SharedStatistics,
     /// Entries for the shard's footer.
     pub footer: FooterEntries,
+    /// The values of `input.carry`, set before reading begins.
+    carried: Mutex<Option<Arc<dyn CarriedValues>>>,
     /// SHA-256 checksums of the input, set once all of it is read.
     input_sha256: Mutex<Vec<String>>,
     stages: Vec<Stage>,
@@ -83,6 +85,7 @@ impl SplitState {
             input_file,
             statistics: SharedStatistics::default(),
             footer: FooterEntries::default(),
+            carried: Mutex::default(),
             input_sha256: Mutex::default(),
             stages: stages.iter().map(stage).collect(),
             counters: Counters::default(),
@@ -98,6 +101,16 @@ impl SplitState {
             sequences: self.counters.get(Measure::Sequences),
             teacher_tokens: self.counters.get(Measure::TeacherTokens),
         }
+    }
+
+    /// Sets the source of the values of `input.carry`.
+    pub fn set_carried(&self, carried: Arc<dyn CarriedValues>) {
+        *self.carried.lock().unwrap_or_else(PoisonError::into_inner) = Some(carried);
+    }
+
+    /// Returns the source of the values of `input.carry`, in a job with it.
+    pub fn carried(&self) -> Option<Arc<dyn CarriedValues>> {
+        self.carried.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Sets the checksums of the input.

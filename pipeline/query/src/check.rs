@@ -1,6 +1,7 @@
 //! Which queries are allowed: one deterministic SELECT whose clauses are all executed, with the text column as a
 //! string.
 
+use datafusion::arrow::compute::can_cast_types;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::error::DataFusionError;
@@ -61,7 +62,26 @@ pub(crate) async fn plan(context: &SessionContext, input: &Input) -> Result<Logi
     }
     let fields = plan.schema().fields();
     let there = || fields.iter().map(|f| format!("{} ({})", f.name(), f.data_type())).collect::<Vec<_>>().join(", ");
-    match fields.iter().find(|f| *f.name() == input.text) {
+    let is_there = |name: &str| fields.iter().find(|f| f.name() == name);
+    for name in input.carried_columns() {
+        let is_single = |kind: &DataType| !kind.is_nested() && can_cast_types(kind, &DataType::LargeUtf8);
+        match is_there(name) {
+            Some(field) if is_single(field.data_type()) => {}
+            Some(field) => {
+                return Err(invalid(format!(
+                    "the query's column {name:?}, which `input.carry` names, is of type {}; valid: strings, numbers, booleans, dates and times",
+                    field.data_type()
+                )));
+            }
+            None => {
+                return Err(invalid(format!(
+                    "the query has no column {name:?}, which `input.carry` names; its columns: {}",
+                    there()
+                )));
+            }
+        }
+    }
+    match is_there(&input.text) {
         Some(field) if is_string(field.data_type()) => Ok(plan),
         Some(field) => Err(invalid(format!(
             "the query's column {:?} is of type {}; valid: a string, such as CAST({:?} AS VARCHAR)",

@@ -1,6 +1,6 @@
-//! Runs the query and writes its text column to Parquet files.
+//! Runs the query and writes its text column, and those of `input.carry`, to Parquet files.
 //!
-//! Files and row groups are cut by bytes of text, row by row, so the cuts do not depend on the query's batches.
+//! Files and row groups are cut by bytes of values, row by row, so the cuts do not depend on the query's batches.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,8 +8,8 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use datafusion::arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
-use datafusion::arrow::compute::cast;
+use datafusion::arrow::array::{ArrayRef, AsArray, RecordBatch};
+use datafusion::arrow::compute::{CastOptions, cast_with_options};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
@@ -37,8 +37,8 @@ const RECORD: &str = "staged.json";
 /// The staged rows of the query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StagedRows {
-    /// Parquet files with one column, named by `input.text`; empty if the query returned no rows. Plan and read them
-    /// with `input.format` set to Parquet and a store of local files.
+    /// Parquet files with the column that `input.text` names and those that `input.carry` names, all of them strings; empty if
+    /// the query returned no rows. Plan and read them with `input.format` set to Parquet and a store of local files.
     pub files: Vec<InputFile>,
     /// Number of rows in the files.
     pub rows: u64,
@@ -129,7 +129,9 @@ fn stage(
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(temporary(&record)(e)),
         _ => {}
     }
-    let mut parts = PartWriter::new(dir, &input.text)?;
+    let carried = input.carried_columns().filter(|name| *name != input.text);
+    let names: Vec<&str> = std::iter::once(input.text.as_str()).chain(carried).collect();
+    let mut parts = PartWriter::new(dir, &names)?;
     let skipped = SkippedCounts::default();
     let context = session(open(store, tables, &skipped)?, memory_bytes, Some(&spill), extra_udfs)?;
     store.wait(async {
@@ -138,12 +140,8 @@ fn stage(
         let mut stream = frame.execute_stream().await.map_err(sql_error)?;
         while let Some(batch) = stream.next().await {
             let batch = batch.map_err(sql_error)?;
-            let column = batch.column_by_name(&input.text).ok_or_else(|| SourceError::Sql {
-                message: format!("the result has no column {:?}", input.text),
-                retryable: false,
-            })?;
-            let column = cast(column, &DataType::LargeUtf8).map_err(|e| sql_error(e.into()))?;
-            parts.write(&column)?;
+            let texts = names.iter().map(|name| text_column(&batch, name)).collect::<Result<_, _>>()?;
+            parts.write(texts)?;
         }
         Ok::<_, SourceError>(())
     })?;
@@ -159,6 +157,18 @@ fn stage(
     std::fs::rename(&partial, &record).map_err(temporary(&record))?;
     let _ = std::fs::remove_dir_all(&spill);
     with_paths(dir, written)
+}
+
+/// Returns a column of the result as text.
+fn text_column(batch: &RecordBatch, name: &str) -> Result<ArrayRef, SourceError> {
+    let missing = || SourceError::Sql { message: format!("the result has no column {name:?}"), retryable: false };
+    // not `safe`: it would make nulls of bytes that are not UTF-8
+    let options = CastOptions { safe: false, ..CastOptions::default() };
+    let column = batch.column_by_name(name).ok_or_else(missing)?;
+    cast_with_options(column, &DataType::LargeUtf8, &options).map_err(|e| {
+        let message = format!("the column {name:?} of the result cannot be text: {e}");
+        SourceError::Sql { message, retryable: false }
+    })
 }
 
 /// Opens the tables, which determines their columns.
@@ -262,14 +272,15 @@ struct WrittenParts {
 }
 
 impl<'a> PartWriter<'a> {
-    fn new(dir: &'a Path, text: &str) -> Result<Self, SourceError> {
+    fn new(dir: &'a Path, names: &[&str]) -> Result<Self, SourceError> {
         for entry in std::fs::read_dir(dir).map_err(temporary(dir))? {
             let path = entry.map_err(temporary(dir))?.path();
             if path.extension().is_some_and(|e| e == "parquet") {
                 std::fs::remove_file(&path).map_err(temporary(&path))?;
             }
         }
-        let schema = Arc::new(Schema::new(vec![Field::new(text, DataType::LargeUtf8, true)]));
+        let fields = names.iter().map(|name| Field::new(*name, DataType::LargeUtf8, true));
+        let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
         Ok(Self { dir, schema, writer: None, group_bytes: 0, file_bytes: 0, written: WrittenParts::default() })
     }
 
@@ -286,18 +297,20 @@ impl<'a> PartWriter<'a> {
         move |e| temporary(&path)(std::io::Error::other(e))
     }
 
-    fn write(&mut self, column: &ArrayRef) -> Result<(), SourceError> {
-        let lengths: Vec<u64> = {
+    fn write(&mut self, columns: Vec<ArrayRef>) -> Result<(), SourceError> {
+        let rows = RecordBatch::try_new(self.schema.clone(), columns).map_err(|e| self.part_error()(e.into()))?;
+        let mut lengths = vec![0; rows.num_rows()];
+        for column in rows.columns() {
             let texts = column.as_string::<i64>();
-            (0..texts.len()).map(|i| if texts.is_null(i) { 0 } else { texts.value(i).len() as u64 }).collect()
-        };
+            lengths.iter_mut().zip(texts).for_each(|(sum, text)| *sum += text.map_or(0, |text| text.len() as u64));
+        }
         let mut start = 0;
         for (i, length) in lengths.iter().enumerate() {
             // four bytes more for each row, so that empty and null rows count too
             self.group_bytes += length + 4;
             self.file_bytes += length + 4;
             if self.group_bytes >= ROW_GROUP_BYTES {
-                self.append(&column.slice(start, i + 1 - start))?;
+                self.append(&rows.slice(start, i + 1 - start))?;
                 start = i + 1;
                 self.group_bytes = 0;
                 let error = self.part_error();
@@ -309,13 +322,13 @@ impl<'a> PartWriter<'a> {
                 }
             }
         }
-        if start < column.len() {
-            self.append(&column.slice(start, column.len() - start))?;
+        if start < rows.num_rows() {
+            self.append(&rows.slice(start, rows.num_rows() - start))?;
         }
         Ok(())
     }
 
-    fn append(&mut self, rows: &ArrayRef) -> Result<(), SourceError> {
+    fn append(&mut self, rows: &RecordBatch) -> Result<(), SourceError> {
         let error = self.part_error();
         if self.writer.is_none() {
             let path = self.path();
@@ -329,10 +342,9 @@ impl<'a> PartWriter<'a> {
                 .build();
             self.writer = Some(ArrowWriter::try_new(file, self.schema.clone(), Some(properties)).map_err(&error)?);
         }
-        let batch = RecordBatch::try_new(self.schema.clone(), vec![rows.clone()]).map_err(|e| error(e.into()))?;
-        self.written.rows += rows.len() as u64;
+        self.written.rows += rows.num_rows() as u64;
         match &mut self.writer {
-            Some(writer) => writer.write(&batch).map_err(error),
+            Some(writer) => writer.write(rows).map_err(error),
             None => Ok(()),
         }
     }

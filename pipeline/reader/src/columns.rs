@@ -35,6 +35,11 @@ impl ColumnSpec {
         inner.split(',').map(|n| n.trim().parse().ok()).collect()
     }
 
+    /// Whether batches have the column: those of text are for people and queries.
+    pub(crate) fn is_in_batches(&self) -> bool {
+        !self.item().starts_with("struct")
+    }
+
     /// Returns the Arrow type of the values, as written in the manifest.
     pub fn item(&self) -> &str {
         let inner = self.data_type.split_once('<').and_then(|(_, rest)| rest.split_once('>'));
@@ -252,6 +257,8 @@ mod tests {
         let single = spec("uint64", None);
         assert_eq!((single.item(), single.dimensions()), ("uint64", Some(vec![])));
         assert_eq!(spec("list<uint8>", Some("[*,4]")).dimensions(), None);
+        let text = spec("list<struct<url: string, meta.lang: string>>", Some("[*]"));
+        assert!(!text.is_in_batches() && list.is_in_batches() && single.is_in_batches());
     }
 
     #[test]

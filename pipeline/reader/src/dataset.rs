@@ -12,7 +12,7 @@ use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use stillhouse_schemas::columns::FORMAT_VERSION;
+use stillhouse_schemas::columns::{DOCUMENT_FIELDS, FORMAT_VERSION};
 use stillhouse_schemas::storage::Storage;
 use stillhouse_storage::DiskCacheOptions;
 use tokio::sync::OnceCell;
@@ -175,7 +175,7 @@ impl DataSet {
             length: parsed.job.pack.length.max(1),
             shards,
             starts: starts.into(),
-            columns: parsed.columns,
+            columns: parsed.columns.into_iter().filter(ColumnSpec::is_in_batches).collect(),
             state: PerProcess::new(),
         })
     }
@@ -188,7 +188,8 @@ impl DataSet {
         let find = |name: &String| {
             self.columns.iter().find(|c| c.name == *name).cloned().ok_or_else(|| {
                 let valid = self.columns.iter().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
-                ReadError::Column(format!("{}: got column {name:?}, valid: {valid}", self.url))
+                let text = if name == DOCUMENT_FIELDS { ". It is text; read it with pyarrow or DuckDB" } else { "" };
+                ReadError::Column(format!("{}: got column {name:?}, valid: {valid}{text}", self.url))
             })
         };
         Ok(Self {

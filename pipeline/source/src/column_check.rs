@@ -47,7 +47,10 @@ pub fn check_columns(
             Err(e) => problems.push(Problem::missing("input.paths", e.to_string())),
             // an empty CSV file has no header
             Ok(Some(columns)) if columns.is_empty() && matches!(format, Format::Bytes(_)) => {}
-            Ok(Some(columns)) => problems.extend(check_text_column(&columns, &file.path, input)),
+            Ok(Some(columns)) => {
+                problems.extend(check_text_column(&columns, &file.path, input));
+                problems.extend(check_carried_columns(&columns, &file.path, input));
+            }
             Ok(None) => return check_first_bytes(store, files, input, "input.paths", MAX_PROBLEMS, before_item),
         }
     }
@@ -72,6 +75,33 @@ fn check_text_column(columns: &[FileColumn], file: &str, input: &Input) -> Optio
     let names: Vec<&str> = columns.iter().filter(|column| column.is_text).map(|column| column.name.as_str()).collect();
     let there = there + &did_you_mean(&input.text, &names);
     Some(Problem::new("input.text", format!("{:?}", input.text), format!("{wrong} {there}")))
+}
+
+/// Checks that the columns exist that `input.carry` names, and that each has one value per record.
+fn check_carried_columns(columns: &[FileColumn], file: &str, input: &Input) -> Vec<Problem> {
+    let problem = |(i, name): (usize, &String)| {
+        let there = columns.iter().find(|column| column.name == *name);
+        let inside = format!("{name}.");
+        let message = match there {
+            Some(column) if !column.is_list => return None,
+            Some(column) => {
+                format!("the column is of type {} in {file}; valid: one value per record", column.data_type)
+            }
+            None if columns.iter().any(|column| column.is_list && column.name.starts_with(&inside)) => {
+                format!("the column is a list in {file}; valid: one value per record")
+            }
+            None if columns.iter().any(|column| column.name.starts_with(&inside)) => {
+                format!("the column has fields in {file}; valid: the name of a field, such as {inside}FIELD")
+            }
+            None => {
+                let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
+                format!("no such column in {file}; columns: {}{}", names.join(", "), did_you_mean(name, &names))
+            }
+        };
+        Some(Problem::new(format!("input.carry[{i}]"), format!("{name:?}"), message))
+    };
+    let is_column = |(_, name): &(usize, &String)| input.carried_columns().any(|column| column == *name);
+    input.carry.iter().enumerate().filter(is_column).filter_map(problem).collect()
 }
 
 /// Checks that a column of messages exists: one column, or those of the fields of its objects.

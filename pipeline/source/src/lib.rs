@@ -33,6 +33,7 @@
 //! the last checkpoint and its start: about 1 MB for gzip; for Zstandard, the part of the frame before it.
 
 mod batch;
+mod carried_table;
 mod column_check;
 mod column_types;
 mod formats;
@@ -48,6 +49,7 @@ mod spool;
 mod summary;
 mod table_format;
 
+pub use carried_table::CarriedTable;
 pub use column_check::check_columns;
 pub use formats::numbers::with_class_names;
 pub use formats::{file_endings, format_of_file_name, table_endings};

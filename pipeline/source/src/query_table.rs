@@ -1,17 +1,19 @@
 //! A table of a query (`input.sql`): files of the input, read by the readers of their format.
 
 use std::collections::BTreeMap;
+use std::iter::repeat_n;
+use std::sync::Arc;
 
-use arrow::array::RecordBatch;
-use arrow::datatypes::{Schema, SchemaRef};
+use arrow::array::{ArrayRef, LargeStringArray, RecordBatch};
+use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef};
 use stillhouse_base::source_error::SourceError;
 use stillhouse_input_files::{InputFile, Store};
 use stillhouse_schemas::problems::Problem;
-use stillhouse_schemas::spec::Input;
+use stillhouse_schemas::spec::{FILE_COLUMN, Input};
 
 use super::column_check::{MAX_PROBLEMS, check_first_bytes};
 use super::formats::{self, Format};
-use super::table_format::{BadRecords, FileColumns};
+use super::table_format::{BadRecords, FileColumns, record_batch};
 
 /// A table of a query.
 #[derive(Debug, Clone)]
@@ -50,7 +52,25 @@ impl QueryTable {
     /// # Errors
     /// When a file cannot be read, two files disagree on a column, or files of this format cannot be a table.
     pub fn schema(&self, store: &Store) -> Result<Schema, SourceError> {
-        formats::for_input(&self.input).table()?.schema(store, &self.files, &self.input)
+        let schema = formats::for_input(&self.input).table()?.schema(store, &self.files, &self.input)?;
+        if !self.has_file_column() {
+            return Ok(schema);
+        }
+        if schema.field_with_name(FILE_COLUMN).is_ok() {
+            let message = format!(
+                "{}: its files have a column {FILE_COLUMN}, and so has the table; valid: another name",
+                self.field
+            );
+            return Err(SourceError::Sql { message, retryable: false });
+        }
+        let file = Field::new(FILE_COLUMN, DataType::LargeUtf8, false);
+        let fields: Vec<_> = schema.fields().iter().cloned().chain([Arc::new(file)]).collect();
+        Ok(Schema::new(fields))
+    }
+
+    /// Whether the table has the column of file names. Only a query that names it can use it.
+    fn has_file_column(&self) -> bool {
+        self.input.sql.as_ref().is_some_and(|sql| sql.contains(FILE_COLUMN))
     }
 
     /// Reads the columns of `schema` from all files, in order, in batches of at most [`super::BATCH_ROWS`] rows. Returns
@@ -69,9 +89,20 @@ impl QueryTable {
     ) -> Result<BTreeMap<String, u64>, SourceError> {
         let (input, mut bad_records) = (&self.input, BadRecords::new(self.input.on_error));
         let table = formats::for_input(input).table()?;
+        let file_column = schema.index_of(FILE_COLUMN).ok().filter(|_| self.has_file_column());
+        let of_files = |(i, field): (usize, &FieldRef)| (Some(i) != file_column).then(|| Arc::clone(field));
+        let stored = Arc::new(Schema::new(schema.fields().iter().enumerate().filter_map(of_files).collect::<Vec<_>>()));
         for file in &self.files {
-            let columns = FileColumns { store, file, input, schema };
-            table.read(columns, &mut bad_records, &mut |rows, bad| take(rows, &bad.skipped))?;
+            let columns = FileColumns { store, file, input, schema: &stored };
+            let mut take_with_file = |rows: RecordBatch, bad: &BadRecords| {
+                let Some(index) = file_column else { return take(rows, &bad.skipped) };
+                let name: ArrayRef =
+                    Arc::new(LargeStringArray::from_iter_values(repeat_n(&file.path, rows.num_rows())));
+                let mut columns = rows.columns().to_vec();
+                columns.insert(index, name);
+                take(record_batch(schema, columns, rows.num_rows())?, &bad.skipped)
+            };
+            table.read(columns, &mut bad_records, &mut take_with_file)?;
         }
         Ok(bad_records.skipped)
     }

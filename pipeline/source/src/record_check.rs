@@ -1,5 +1,8 @@
 //! Checks before a run begins that the first records of the files are what the job says.
 //!
+//! With `input.carry`, a key of JSON that none of the first [`MAX_KEY_RECORDS`] records has is a problem: without the check, a
+//! misspelt key would make a column of nulls.
+//!
 //! Cost: reads the first bytes of at most [`MAX_CHECKED_FILES`] files on a disk and of at most [`MAX_STORE_FILES`] in
 //! stores, evenly spread over the list. The run reports problems of the other files when it reads them.
 
@@ -25,6 +28,9 @@ const MAX_PROBLEMS: usize = 5;
 const MAX_RECORDS: usize = 16;
 /// Maximum number of stored bytes that the check reads of a file.
 const HEAD_BYTES: u64 = 1 << 20;
+
+/// Maximum number of records in which keys of `input.carry` are looked for.
+const MAX_KEY_RECORDS: usize = 1000;
 
 /// Results of checking the first records of the files.
 #[derive(Debug, Default)]
@@ -63,7 +69,54 @@ pub fn check_first_records(
             Err(e) => found.problems.push(Problem::missing("input.paths", e.to_string())),
         }
     }
+    if let Format::Bytes(format) = formats::for_input(input)
+        && input.sql.is_none()
+        && found.problems.is_empty()
+    {
+        found.problems = check_carried_keys(format, store, &chosen, input)?;
+    }
     Ok(found)
+}
+
+/// Checks that the first records have values of the keys that `input.carry` names.
+fn check_carried_keys(
+    format: &dyn BytesFormat,
+    store: &Store,
+    files: &[&InputFile],
+    input: &Input,
+) -> Result<Vec<Problem>, SourceError> {
+    let mut missing: Vec<&str> = input.carried_columns().collect();
+    let mut records_read = 0;
+    let mut text = Spool::new(input.piece_kilobytes as usize * 1000);
+    for file in files.iter().take(MAX_STORE_FILES) {
+        if missing.is_empty() || records_read == MAX_KEY_RECORDS {
+            break;
+        }
+        let head = InputFile { size: file.size.min(HEAD_BYTES), ..InputFile::clone(file) };
+        let (mut records, _) = format.open(store, &head, input, (0, u64::MAX))?;
+        // an error after a good record may come from the cut
+        while records_read < MAX_KEY_RECORDS && records.next().is_ok_and(|start| start.is_some()) {
+            text.clear().map_err(SourceError::temporary_file)?;
+            let Ok(outcome) = records.read(&mut text) else { break };
+            if outcome.is_err() {
+                continue;
+            }
+            records_read += 1;
+            let values: Vec<_> = input.carried_columns().zip(records.carried()).collect();
+            missing.retain(|name| values.iter().any(|(of, value)| of == name && value.is_none()));
+        }
+    }
+    if records_read == 0 {
+        return Ok(Vec::new());
+    }
+    let problem = |name: &&str| {
+        let index = input.carry.iter().position(|carried| carried == name)?;
+        let message = format!(
+            "none of the first {records_read} records has a value of this key; valid: keys that one of them has"
+        );
+        Some(Problem::new(format!("input.carry[{index}]"), format!("{name:?}"), message))
+    };
+    Ok(missing.iter().filter_map(problem).collect())
 }
 
 /// Returns files spread over the list: many of the disk, fewer of those in stores, and fewer of images, which may be

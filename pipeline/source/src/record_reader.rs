@@ -9,10 +9,10 @@ use std::sync::Arc;
 use stillhouse_base::source_error::{RecordPosition, SourceError, reason};
 use stillhouse_input_files::{Cursor, InputFile, Store};
 use stillhouse_schemas::manifest::Range;
-use stillhouse_schemas::spec::{Input, OnError};
+use stillhouse_schemas::spec::{FILE_COLUMN, Input, OnError};
 
 use super::formats::{self, Cut, Format};
-use super::records::{self, Cell, ReadError, Records, Rows};
+use super::records::{self, Carried, Cell, MAX_CARRIED_BYTES, ReadError, Records, Rows};
 use super::spool::{DocumentKey, Spool, whole_characters};
 
 /// A record of the range.
@@ -47,10 +47,11 @@ enum RangeRecords {
 struct RecordFault {
     reason: &'static str,
     message: String,
-    at: FaultPosition,
+    at: RecordPlace,
 }
 
-enum FaultPosition {
+#[derive(Clone, Copy)]
+enum RecordPlace {
     /// Number of newlines after the offset where the records were opened.
     Newlines(u64),
     Row(u64),
@@ -63,6 +64,8 @@ pub(super) struct RecordReader {
     spool: Spool,
     skipped: BTreeMap<String, u64>,
     open: Option<OpenRange>,
+    /// Carried values of the current document.
+    carried: Carried,
     /// Bytes of the current row's cell already returned.
     returned: usize,
 }
@@ -70,7 +73,7 @@ pub(super) struct RecordReader {
 impl RecordReader {
     pub fn new(store: Store, input: Arc<Input>) -> Self {
         let spool = Spool::new(piece_bytes(&input));
-        Self { store, input, spool, skipped: BTreeMap::new(), open: None, returned: 0 }
+        Self { store, input, spool, skipped: BTreeMap::new(), open: None, carried: Carried::new(), returned: 0 }
     }
 
     /// Returns the number of records skipped, by reason, and the number of documents that went through a temporary
@@ -111,19 +114,28 @@ impl RecordReader {
     /// Advances to the next record. Returns `None` at the end of the range and closes it.
     pub fn next(&mut self) -> Result<Option<RecordKind>, SourceError> {
         let Some(open) = &mut self.open else { return Ok(None) };
-        let found = match &mut open.records {
+        let mut found = match &mut open.records {
             RangeRecords::Bytes { records, end, .. } => {
                 next_in_bytes(&open.file, records.as_mut(), *end, &mut self.spool)?
             }
             RangeRecords::Rows(rows) => next_in_rows(rows.as_mut(), &self.input.text)?,
         };
+        if let Some(Ok(at)) = &found {
+            self.carried = match &mut open.records {
+                RangeRecords::Bytes { records, .. } => records.carried(),
+                RangeRecords::Rows(rows) => rows.carried(),
+            };
+            if let Some(message) = too_long(&self.input, &self.carried) {
+                found = Some(Err(RecordFault { reason: reason::LONG_CARRIED, message, at: *at }));
+            }
+        }
         self.returned = 0;
         match found {
             None => {
                 self.open = None;
                 Ok(None)
             }
-            Some(Ok(())) => Ok(Some(RecordKind::Document)),
+            Some(Ok(_)) => Ok(Some(RecordKind::Document)),
             Some(Err(fault)) => self.handle_bad(fault).map(|()| Some(RecordKind::Bad)),
         }
     }
@@ -133,8 +145,8 @@ impl RecordReader {
         let file = &open.file.path;
         if self.input.on_error == OnError::Fail {
             let position = match at {
-                FaultPosition::Row(row) => RecordPosition::Row(row),
-                FaultPosition::Newlines(newlines) => RecordPosition::Line(self.first_line(open)? + newlines),
+                RecordPlace::Row(row) => RecordPosition::Row(row),
+                RecordPlace::Newlines(newlines) => RecordPosition::Line(self.first_line(open)? + newlines),
             };
             return Err(SourceError::Record { file: file.clone(), position, reason, message });
         }
@@ -178,6 +190,17 @@ impl RecordReader {
         }
     }
 
+    /// Takes the current document's values of `input.carry`, in the order of the job file.
+    pub fn carried(&mut self) -> Carried {
+        let (mut of_columns, file) = (std::mem::take(&mut self.carried).into_iter(), self.open.as_ref());
+        let is_file = |name: &String| self.input.sql.is_none() && name == FILE_COLUMN;
+        let value = |name: &String| match is_file(name) {
+            true => file.map(|open| open.file.path.clone()),
+            false => of_columns.next().flatten(),
+        };
+        self.input.carry.iter().map(value).collect()
+    }
+
     /// Goes to the start of the current document's text.
     pub fn rewind(&mut self) -> Result<(), SourceError> {
         self.returned = 0;
@@ -207,7 +230,17 @@ fn piece_bytes(input: &Input) -> usize {
     input.piece_kilobytes as usize * 1000
 }
 
-type NextRecord = Option<Result<(), RecordFault>>;
+/// A document and where it is, or why the record is none.
+type NextRecord = Option<Result<RecordPlace, RecordFault>>;
+
+/// Says which carried value is too long, if one is.
+fn too_long(input: &Input, carried: &Carried) -> Option<String> {
+    let lengths = carried.iter().map(|value| value.as_ref().map_or(0, String::len));
+    let (name, _) = input.carried_columns().zip(lengths).find(|(_, length)| *length > MAX_CARRIED_BYTES)?;
+    Some(format!(
+        "the value of {name:?}, which `input.carry` names, is longer than {MAX_CARRIED_BYTES} bytes; valid: at most as many"
+    ))
+}
 
 fn next_in_bytes(
     file: &InputFile,
@@ -216,9 +249,7 @@ fn next_in_bytes(
     spool: &mut Spool,
 ) -> Result<NextRecord, SourceError> {
     let start = records.next().map_err(|e| SourceError::from_io(&file.path, e))?;
-    if start.is_none_or(|at| at.offset >= end) {
-        return Ok(None);
-    }
+    let Some(start) = start.filter(|at| at.offset < end) else { return Ok(None) };
     spool.clear().map_err(SourceError::temporary_file)?;
     let outcome = records.read(spool).map_err(|fault| match fault {
         ReadError::Input(e) => SourceError::from_io(&file.path, e),
@@ -227,16 +258,16 @@ fn next_in_bytes(
     let fault = |bad: records::BadRecord| RecordFault {
         reason: bad.reason,
         message: bad.message,
-        at: FaultPosition::Newlines(bad.newlines),
+        at: RecordPlace::Newlines(bad.newlines),
     };
-    Ok(Some(outcome.map_err(fault)))
+    Ok(Some(outcome.map(|()| RecordPlace::Newlines(start.newlines)).map_err(fault)))
 }
 
 fn next_in_rows(rows: &mut dyn Rows, name: &str) -> Result<NextRecord, SourceError> {
     let Some(row) = rows.next()? else { return Ok(None) };
-    let fault = |reason, message| Ok(Some(Err(RecordFault { reason, message, at: FaultPosition::Row(row) })));
+    let fault = |reason, message| Ok(Some(Err(RecordFault { reason, message, at: RecordPlace::Row(row) })));
     match rows.cell().map(std::str::from_utf8) {
-        Some(Ok(_)) => Ok(Some(Ok(()))),
+        Some(Ok(_)) => Ok(Some(Ok(RecordPlace::Row(row)))),
         Some(Err(_)) => fault(reason::UTF8, format!("the value of {name:?} is not UTF-8; valid: text in UTF-8")),
         None => fault(reason::NULL, format!("the value of {name:?} is null; valid: a string")),
     }

@@ -40,6 +40,13 @@ impl From<io::Error> for ReadError {
     }
 }
 
+/// Maximum bytes of a carried value. A record with a longer one is bad.
+pub(crate) const MAX_CARRIED_BYTES: usize = 16 << 10;
+
+/// Values of the columns that [`stillhouse_schemas::spec::Input::carried_columns`] names, in their order; `None` for null. Empty
+/// if there are none.
+pub(crate) type Carried = Vec<Option<String>>;
+
 /// Records of a file, in order. After each [`Records::next`] the caller makes one call of [`Records::read`] or
 /// [`Records::skip`].
 pub(crate) trait Records: Send {
@@ -54,6 +61,11 @@ pub(crate) trait Records: Send {
 
     /// Decompressed bytes passed, from the start of the file.
     fn offset(&self) -> u64;
+
+    /// Takes the carried values of the record that was read last. Formats without columns have none.
+    fn carried(&mut self) -> Carried {
+        Carried::new()
+    }
 }
 
 /// The text of a row as the file stores it; `None` if it is null.
@@ -66,6 +78,11 @@ pub(crate) trait Rows: Send {
 
     /// Returns the text of the row to which [`Rows::next`] has advanced.
     fn cell(&self) -> Cell<'_>;
+
+    /// Returns the carried values of this row. Formats without columns have none.
+    fn carried(&self) -> Carried {
+        Carried::new()
+    }
 }
 
 /// Appends bytes to the text. Returns the index of the first byte that is not UTF-8, or `None` if all are.

@@ -12,6 +12,7 @@ use stillhouse_schemas::manifest::{Range, SplitRecord};
 use stillhouse_schemas::spec::Input;
 
 use super::batch::BatchBuilder;
+use super::carried_table::CarriedTable;
 use super::formats::numbers::{self, NumbersReader};
 use super::record_reader::{RecordKind, RecordReader};
 use super::summary::{ReadSummary, RecordsDigest, TRAIN};
@@ -58,6 +59,7 @@ impl SplitReader {
         let documents = match input.is_rows() {
             true => ContentReader::Numbers(Box::new(NumbersReader::new(store.clone(), input))),
             false => ContentReader::Texts(Box::new(DocumentReader {
+                carried: (!input.carry.is_empty()).then(Arc::<CarriedTable>::default),
                 reader: RecordReader::new(store.clone(), input),
                 ordinal: 0,
                 document: None,
@@ -67,6 +69,14 @@ impl SplitReader {
         };
         let (documents, summary) = (Some(documents), ReadSummary::default());
         Self { store, listing: listing.clone(), split, piece: 0, documents, summary }
+    }
+
+    /// The values of `input.carry` of the documents read so far; `None` in a job without it.
+    pub fn carried(&self) -> Option<Arc<CarriedTable>> {
+        match &self.documents {
+            Some(ContentReader::Texts(texts)) => texts.carried.clone(),
+            _ => None,
+        }
     }
 
     /// Counts and checksums of what was read; complete after the reader has returned `None`.
@@ -154,6 +164,8 @@ struct DocumentReader {
     document: Option<DocumentId>,
     batch_builder: BatchBuilder,
     records: RecordsDigest,
+    /// Receives the carried values of the documents, in a job with `input.carry`.
+    carried: Option<Arc<CarriedTable>>,
 }
 
 impl DocumentReader {
@@ -215,8 +227,14 @@ impl DocumentReader {
         summary.documents += 1;
         summary.text_bytes += length;
         self.records.add_length(length);
+        let document = split.split.document(ordinal);
+        if let Some(carried) = &self.carried {
+            let values = self.reader.carried();
+            self.records.add_carried(&values);
+            carried.add(document, values).map_err(SourceError::temporary_file)?;
+        }
         self.reader.rewind()?;
-        self.document = Some(split.split.document(ordinal));
+        self.document = Some(document);
         Ok(())
     }
 }

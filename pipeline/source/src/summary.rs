@@ -21,6 +21,8 @@ pub struct ReadSummary {
     /// SHA-256 in hexadecimal of the records of each piece of the split, in order. It covers:
     ///
     /// - for a document that the split takes: the number of bytes of its text (8 bytes, little-endian) and its text;
+    /// - in a job with `input.carry`, after this number: for each name, the number of bytes of its value and the value, or
+    ///   eight bytes 0xff for null;
     /// - for a bad record: eight bytes 0xff;
     /// - for an image or codes that the split takes: the number of stored bytes, these bytes, and the label (4 bytes),
     ///   or eight bytes
@@ -36,6 +38,18 @@ pub(crate) struct RecordsDigest(Sha256);
 impl RecordsDigest {
     pub(crate) fn add_length(&mut self, length: u64) {
         self.0.update(length.to_le_bytes());
+    }
+
+    pub(crate) fn add_carried(&mut self, values: &[Option<String>]) {
+        for value in values {
+            match value {
+                Some(value) => {
+                    self.add_length(value.len() as u64);
+                    self.add_text(value);
+                }
+                None => self.0.update([0xff; 8]),
+            }
+        }
     }
 
     pub(crate) fn add_text(&mut self, text: &str) {

@@ -38,6 +38,11 @@ pub struct Input {
     /// With `messages`: column (or JSON key) of the tools that a conversation may call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tools: Option<String>,
+    /// Columns (or JSON keys) of the records that stay with their documents, in the column `document_fields`. Names as in `text`; `_file` is
+    /// the name of the file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub carry: Vec<String>,
     /// Compression of the files; `auto` decides by the ending (.gz, .zst). Parquet and Arrow files are compressed inside.
     #[serde(default)]
     pub compression: Compression,
@@ -292,7 +297,15 @@ fn default_piece() -> u32 {
 /// Name of the table that consists of the files in `input.paths`.
 pub const INPUT_TABLE: &str = "input";
 
+/// Name in `input.carry`, and of a column of every table of `input.sql`, of the file of a record.
+pub const FILE_COLUMN: &str = "_file";
+
 impl Input {
+    /// Returns the names in `carry` that are columns of the files. Rows of a query have a column for every name.
+    pub fn carried_columns(&self) -> impl Iterator<Item = &str> {
+        self.carry.iter().map(String::as_str).filter(|name| self.sql.is_some() || *name != FILE_COLUMN)
+    }
+
     /// Format of `paths`.
     pub fn format(&self) -> InputFormat {
         self.format.unwrap_or(InputFormat::Jsonl)

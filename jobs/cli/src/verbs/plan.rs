@@ -191,7 +191,8 @@ fn render_measurements(
     let speed = sample.tokens_per_second.filter(|_| sample.devices > 0);
     if let Some(speed) = speed {
         let on = if sample.devices > 1 { " on each device" } else { "" };
-        fact("speed", format!("{} tokens per second{on}, with the teacher", interval(speed, count)));
+        let of = if speed.low == speed.high { ", of one batch" } else { "" };
+        fact("speed", format!("{} tokens per second{on}, with the teacher{of}", interval(speed, count)));
     }
     if let Some(tokens) = tokens {
         let bytes = tokens.times(sample.bytes_per_token);

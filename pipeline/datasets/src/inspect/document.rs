@@ -4,6 +4,7 @@ use arrow::array::{RecordBatch, UInt64Array};
 use arrow::error::ArrowError;
 use futures::TryStreamExt;
 use serde::Serialize;
+use serde_json::Value;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_operators::extract::sequences;
 use stillhouse_operators::rows::ListRows;
@@ -14,6 +15,7 @@ use stillhouse_schemas::ids::DocumentId;
 use stillhouse_schemas::manifest::{DroppedDocument, Piece, ShardRecord};
 
 use super::dropped::samples_of;
+use super::values;
 use crate::dataset::{Dataset, Selection};
 
 /// Rows that are read at once.
@@ -34,6 +36,9 @@ pub struct DocumentTrace {
     pub dataset_split: String,
     /// The files and ranges that the split reads, in order.
     pub pieces: Vec<Piece>,
+    /// Its values of the names in `input.carry`, if it is in a row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fields: Option<Value>,
     /// Its tokens, in the order of the rows.
     pub parts: Vec<DocumentPart>,
     /// The rule and the reason for which a filter dropped it, if the shard has it as a sample.
@@ -82,6 +87,7 @@ pub async fn trace_document(dataset: &Dataset, id: DocumentId) -> Result<Documen
         record,
         dataset_split: found.dataset_split.clone(),
         pieces: found.pieces.clone(),
+        fields: None,
         parts: Vec::new(),
         dropped: None,
         dropped_in_split: 0,
@@ -90,6 +96,9 @@ pub async fn trace_document(dataset: &Dataset, id: DocumentId) -> Result<Documen
     for shard in &manifest.shards {
         if shard.split == split {
             trace.parts = parts(dataset, shard, id, before).await?;
+            if let Some(part) = trace.parts.first() {
+                trace.fields = carried_fields(dataset, part.row, id).await?;
+            }
             trace.dropped_in_split = shard.statistics.dropped.values().sum();
             if trace.parts.is_empty() && trace.dropped_in_split > 0 {
                 let is_it = |sample: &DroppedDocument| sample.document_id == id.0;
@@ -101,6 +110,18 @@ pub async fn trace_document(dataset: &Dataset, id: DocumentId) -> Result<Documen
         before += shard.rows;
     }
     Ok(trace)
+}
+
+/// The carried values of a document of a row.
+async fn carried_fields(dataset: &Dataset, row: u64, id: DocumentId) -> Result<Option<Value>> {
+    if !dataset.manifest().columns.iter().any(|column| column.name == columns::DOCUMENT_FIELDS) {
+        return Ok(None);
+    }
+    let wanted = [columns::DOCUMENT_IDS, columns::DOCUMENT_FIELDS].map(str::to_owned);
+    let found = values::of_row(dataset, row, &wanted).await?;
+    let list = |column: usize| found.get(column).and_then(|column| column.values.as_array());
+    let (Some(ids), Some(fields)) = (list(0), list(1)) else { return Ok(None) };
+    Ok(ids.iter().position(|entry| *entry == id.0).and_then(|at| fields.get(at)).cloned())
 }
 
 async fn parts(dataset: &Dataset, shard: &ShardRecord, id: DocumentId, rows_before: u64) -> Result<Vec<DocumentPart>> {

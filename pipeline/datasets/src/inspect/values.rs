@@ -57,6 +57,16 @@ fn values(array: &dyn Array) -> Option<Vec<Value>> {
         DataType::Float32 => numbers!(Float32Type),
         DataType::Float16 => array.as_primitive::<Float16Type>().values().iter().map(|v| json!(v.to_f32())).collect(),
         DataType::Boolean => array.as_boolean().iter().map(|v| json!(v)).collect(),
+        DataType::Utf8 => array.as_string::<i32>().iter().map(|v| json!(v)).collect(),
+        DataType::Struct(fields) => {
+            let columns = array.as_struct().columns().iter().map(|column| values(column.as_ref()));
+            let columns: Vec<Vec<Value>> = columns.collect::<Option<_>>()?;
+            let object = |row: usize| {
+                let named = fields.iter().zip(&columns);
+                named.filter_map(|(field, column)| Some((field.name().clone(), column.get(row)?.clone()))).collect()
+            };
+            (0..array.len()).map(|row| Value::Object(object(row))).collect()
+        }
         DataType::List(_) => {
             let lists = array.as_list::<i32>();
             (0..lists.len()).map(|i| values(lists.value(i).as_ref()).map(Value::Array)).collect::<Option<_>>()?

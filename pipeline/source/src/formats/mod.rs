@@ -10,6 +10,7 @@
 //! variant of `InputFormat` in `schemas`, which checks the job file.
 
 mod arrow;
+mod carried_columns;
 mod columnar;
 mod csv;
 mod jsonl;
@@ -115,11 +116,13 @@ pub(crate) enum Cut {
     Nowhere,
 }
 
-/// A column of a file: its name, whether it can be the text, and its type for messages.
+/// A column of a file: its name, whether it can be the text, whether a record has several values of it, and its type for
+/// messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileColumn {
     pub name: String,
     pub is_text: bool,
+    pub is_list: bool,
     pub data_type: String,
 }
 

@@ -4,6 +4,7 @@
 mod ahead;
 mod bench;
 mod by_hand;
+mod carried;
 mod changes;
 mod cifar;
 mod classes;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use stillhouse_datasets::dataset::Dataset;
 use stillhouse_datasets::inspect::{DocumentTrace, trace_document};
 use stillhouse_pipeline::output::Output;
@@ -84,6 +84,13 @@ pub(super) fn render(trace: &DocumentTrace, record: Option<&str>) -> Page {
     if let Some(record) = record {
         page.heading("In the input");
         record.lines().for_each(|line| page.line(Line::plain(format!("  {line}"))));
+    }
+    if let Some(fields) = trace.fields.as_ref().and_then(Value::as_object) {
+        page.heading("Carried columns");
+        for (name, value) in fields {
+            let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            page.line(Line::new().with(Tone::Dim, format!("  {name}  ")).with(Tone::Plain, shown));
+        }
     }
     page.heading("In the data set");
     for part in &trace.parts {

@@ -29,8 +29,9 @@ use stillhouse_input_files::{
 };
 use stillhouse_schemas::spec::Input;
 
+use super::carried_columns::{self, CarriedColumns};
 use super::{FileColumn, RowsFormat};
-use crate::records::{Cell, Rows};
+use crate::records::{Carried, Cell, Rows};
 use crate::segment::RowGroup;
 use crate::table_format::TableFormat;
 
@@ -57,7 +58,7 @@ impl RowsFormat for Arrow {
         input: &Input,
         range: (u64, u64),
     ) -> Result<Box<dyn Rows>, SourceError> {
-        Ok(Box::new(IpcRows::open(store, file, &input.text, range)?))
+        Ok(Box::new(IpcRows::open(store, file, input, range)?))
     }
 
     fn columns(&self, store: &Store, file: &InputFile) -> Result<Option<Vec<FileColumn>>, SourceError> {
@@ -233,7 +234,8 @@ fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceErr
             match field.data_type() {
                 DataType::Struct(inner) => collect(&format!("{name}."), inner, columns),
                 kind => {
-                    columns.push(FileColumn { name, is_text: may_be_text(kind), data_type: kind.to_string() });
+                    let (is_text, is_list) = (may_be_text(kind), kind.is_nested());
+                    columns.push(FileColumn { name, is_text, is_list, data_type: kind.to_string() });
                 }
             }
         }
@@ -277,8 +279,12 @@ fn is_stream(store: &Store, file: &InputFile) -> Result<bool, SourceError> {
 /// Reads the text cells of a range of rows, in order, one record batch at a time.
 pub(crate) struct IpcRows {
     batches: BatchReader,
-    /// Path of indexes to the text inside the column.
+    /// The text column among those that are decoded, and the path of indexes to the text inside it.
+    text_column: usize,
     struct_path: Vec<usize>,
+    /// Paths of the carried columns, and the wanted rows of a batch.
+    carried_paths: Vec<Vec<String>>,
+    carried: CarriedColumns,
     /// The wanted rows of a batch, and their nulls.
     column: ArrayRef,
     nulls: Option<NullBuffer>,
@@ -288,19 +294,36 @@ pub(crate) struct IpcRows {
 }
 
 impl IpcRows {
-    /// Opens a file to read the rows from `start` to `end` of a column.
-    pub fn open(store: &Store, file: &InputFile, text: &str, range: (u64, u64)) -> Result<Self, SourceError> {
-        let index = read_index(store, file)?;
-        let path = path_to(index.schema.fields(), text).ok_or_else(|| {
-            let names: Vec<_> = index.schema.fields().iter().map(|f| f.name().as_str()).collect();
+    /// Opens a file to read the rows from `start` to `end` of the text column.
+    pub fn open(store: &Store, file: &InputFile, input: &Input, range: (u64, u64)) -> Result<Self, SourceError> {
+        let (index, text) = (read_index(store, file)?, &input.text);
+        let fields = index.schema.fields();
+        let path = path_to(fields, text).ok_or_else(|| {
+            let names: Vec<_> = fields.iter().map(|f| f.name().as_str()).collect();
             SourceError::corrupt(
                 &file.path,
                 format!("no string column {text:?}, which `input.text` names; columns: {}", names.join(", ")),
             )
         })?;
-        let (column, struct_path) = (path[0], path[1..].to_vec());
-        let batches = BatchReader::new(store, file, index, vec![column], range);
-        Ok(Self { batches, struct_path, column: new_empty_array(&DataType::Utf8), nulls: None, first: 0, passed: 0 })
+        let carried_paths = carried_columns::paths(file, fields, input)?;
+        let mut columns = vec![path[0]];
+        columns
+            .extend(carried_paths.iter().filter_map(|path| fields.iter().position(|f| Some(f.name()) == path.first())));
+        columns.sort_unstable();
+        columns.dedup();
+        let text_column = columns.iter().position(|column| *column == path[0]).unwrap_or(0);
+        let batches = BatchReader::new(store, file, index, columns, range);
+        Ok(Self {
+            batches,
+            text_column,
+            struct_path: path[1..].to_vec(),
+            carried_paths,
+            carried: CarriedColumns::default(),
+            column: new_empty_array(&DataType::Utf8),
+            nulls: None,
+            first: 0,
+            passed: 0,
+        })
     }
 }
 
@@ -312,8 +335,9 @@ impl Rows for IpcRows {
             self.passed = 0;
             let Some(part) = self.batches.next()? else { return Ok(None) };
             self.first = part.from;
-            (self.column, self.nulls) =
-                text_of(&part, &self.struct_path).map_err(|e| corrupt(&self.batches.file, e))?;
+            let wrong = |e| corrupt(&self.batches.file, e);
+            (self.column, self.nulls) = text_of(&part, self.text_column, &self.struct_path).map_err(wrong)?;
+            self.carried = CarriedColumns::new(&part.wanted(), &self.carried_paths).map_err(wrong)?;
         }
         self.passed += 1;
         Ok(Some(self.first + self.passed as u64 - 1))
@@ -331,12 +355,19 @@ impl Rows for IpcRows {
             _ => column.as_binary_view().value(i),
         })
     }
+
+    fn carried(&self) -> Carried {
+        self.passed.checked_sub(1).map_or_else(Carried::new, |row| self.carried.row(row))
+    }
 }
 
 /// Returns the wanted rows of the text, and their nulls.
-fn text_of(part: &WantedRows, struct_path: &[usize]) -> Result<(ArrayRef, Option<NullBuffer>), ArrowError> {
-    let (from, to) = ((part.from - part.first) as usize, (part.to - part.first) as usize);
-    let mut column = part.batch.column(0).slice(from, to - from);
+fn text_of(
+    part: &WantedRows,
+    text_column: usize,
+    struct_path: &[usize],
+) -> Result<(ArrayRef, Option<NullBuffer>), ArrowError> {
+    let mut column = Arc::clone(part.wanted().column(text_column));
     let mut nulls = column.logical_nulls();
     for field in struct_path {
         let fields = column.as_struct_opt().ok_or_else(|| ArrowError::SchemaError("not a struct".into()))?;
@@ -375,6 +406,12 @@ struct WantedRows {
     first: u64,
     from: u64,
     to: u64,
+}
+
+impl WantedRows {
+    fn wanted(&self) -> RecordBatch {
+        self.batch.slice((self.from - self.first) as usize, (self.to - self.from) as usize)
+    }
 }
 
 /// Iterates over some columns of the record batches that have rows of a range.

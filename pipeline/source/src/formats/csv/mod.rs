@@ -14,7 +14,7 @@ use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::spec::Input;
 
 use super::{BytesFormat, Cut, FileColumn};
-use crate::records::{BadRecord, ReadError, RecordStart, Records, push};
+use crate::records::{BadRecord, Carried, MAX_CARRIED_BYTES, ReadError, RecordStart, Records, push};
 use crate::spool::Spool;
 use crate::table_format::TableFormat;
 
@@ -137,6 +137,22 @@ fn delimiter(input: &Input) -> u8 {
     input.csv_delimiter.bytes().next().unwrap_or(b',')
 }
 
+/// Returns the index of the field with a name; 0 in an empty file.
+fn field_named(file: &InputFile, names: &[String], name: &str, key: &str) -> Result<usize, SourceError> {
+    let mut found = names.iter().enumerate().filter(|(_, there)| *there == name);
+    match (found.next(), found.next()) {
+        (_, Some(_)) => Err(duplicate_column(file, name)),
+        (Some((field, _)), None) => Ok(field),
+        (None, _) if names.is_empty() => Ok(0),
+        (None, _) => {
+            let there = names.join(", ");
+            let meant = did_you_mean(name, &names.iter().map(String::as_str).collect::<Vec<_>>());
+            let message = format!("line 1: no column {name:?}, which `{key}` names; columns: {there}{meant}");
+            Err(SourceError::corrupt(&file.path, message))
+        }
+    }
+}
+
 /// `input.format: csv`.
 pub(super) struct Csv;
 
@@ -162,7 +178,7 @@ impl BytesFormat for Csv {
     fn columns(&self, store: &Store, file: &InputFile, input: &Input) -> Result<Option<Vec<FileColumn>>, SourceError> {
         let cursor = Cursor::open(store, file, input, 0)?;
         let (names, _) = header(cursor, &file.path, delimiter(input))?;
-        let text = |name| FileColumn { name, is_text: true, data_type: "text".into() };
+        let text = |name| FileColumn { name, is_text: true, is_list: false, data_type: "text".into() };
         Ok(Some(names.into_iter().map(text).collect()))
     }
 
@@ -177,6 +193,8 @@ pub(crate) struct CsvRecords {
     fields: usize,
     text: usize,
     names: Vec<String>,
+    /// The fields of `input.carry`, and their bytes in the record that was read last.
+    carried: Vec<(usize, Vec<u8>)>,
 }
 
 impl CsvRecords {
@@ -184,32 +202,16 @@ impl CsvRecords {
     pub fn open(store: &Store, file: &InputFile, input: &Input, (start, end): (u64, u64)) -> Result<Self, SourceError> {
         let cursor = Cursor::open_range(store, file, input, (0, end))?;
         let (names, mut parser) = header(cursor, &file.path, delimiter(input))?;
-        let text = names.iter().position(|n| *n == input.text);
-        let text = match text {
-            Some(text) => text,
-            None if names.is_empty() => 0,
-            None => {
-                return Err(SourceError::corrupt(
-                    &file.path,
-                    format!(
-                        "line 1: no column {:?}, which `input.text` names; columns: {}{}",
-                        input.text,
-                        names.join(", "),
-                        did_you_mean(&input.text, &names.iter().map(String::as_str).collect::<Vec<_>>())
-                    ),
-                ));
-            }
-        };
-        if names.iter().filter(|name| **name == input.text).count() > 1 {
-            return Err(duplicate_column(file, &input.text));
-        }
+        let text = field_named(file, &names, &input.text, "input.text")?;
+        let carried = input.carried_columns().map(|name| field_named(file, &names, name, "input.carry"));
+        let carried = carried.map(|field| Ok((field?, Vec::new()))).collect::<Result<_, SourceError>>()?;
         if start > parser.cursor.offset {
             parser.cursor = parser.cursor.forward(store, file, input, (start, end))?;
         }
         if start > 0 {
             parser.cursor.newlines = 0;
         }
-        Ok(Self { parser, fields: names.len(), text, names })
+        Ok(Self { parser, fields: names.len(), text, names, carried })
     }
 }
 
@@ -221,7 +223,14 @@ impl Records for CsvRecords {
     fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, ReadError> {
         let newlines = self.parser.cursor.newlines;
         let (wanted, mut valid, mut fault) = (self.text, true, None);
+        let carried = &mut self.carried;
+        carried.iter_mut().for_each(|(_, value)| value.clear());
         let fields = self.parser.record(|field, bytes| {
+            for (_, value) in carried.iter_mut().filter(|(of, _)| *of == field) {
+                // one byte more shows that it is too long
+                let room = (MAX_CARRIED_BYTES + 1).saturating_sub(value.len());
+                value.extend_from_slice(&bytes[..bytes.len().min(room)]);
+            }
             if field == wanted && valid && fault.is_none() {
                 match push(text, bytes) {
                     Ok(bad) => valid = bad.is_none(),
@@ -239,11 +248,21 @@ impl Records for CsvRecords {
         if !valid || !text.is_whole() {
             return bad(reason::UTF8, "got bytes in the text field that are not UTF-8; valid: text in UTF-8".into());
         }
+        let is_cut = |value: &[u8]| value.len() > MAX_CARRIED_BYTES;
+        let is_text = |value: &[u8]| is_cut(value) || str::from_utf8(value).is_ok();
+        if let Some((field, _)) = self.carried.iter().find(|(_, value)| !is_text(value)) {
+            let name = self.names.get(*field).map_or("", String::as_str);
+            return bad(reason::UTF8, format!("the value of {name:?} is not UTF-8; valid: text in UTF-8"));
+        }
         Ok(Ok(()))
     }
 
     fn skip(&mut self) -> io::Result<()> {
         self.parser.record(|_, _| {}).map(|_| ())
+    }
+
+    fn carried(&mut self) -> Carried {
+        self.carried.iter().map(|(_, value)| Some(String::from_utf8_lossy(value).into_owned())).collect()
     }
 
     fn offset(&self) -> u64 {

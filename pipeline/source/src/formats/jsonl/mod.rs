@@ -4,9 +4,13 @@
 //! key occurs twice, the last one counts, as in Python's `json`. Numbers of any size and up to 128 levels of nesting
 //! are valid.
 //!
+//! With `input.carry`, a line is parsed once more for the carried values, and a line that is not completely in the buffer is
+//! copied; a line of more than [`MAX_RECORD_BYTES`] bytes is then bad.
+//!
 //! A good line that is completely in the buffer is read by a faster parser ([`fast_parser`]). `meta.text` is the key
 //! `text` of the object `meta`, unless a key has the whole name. Lines of white space are not records.
 
+mod carried;
 pub(crate) mod fast_parser;
 mod table;
 
@@ -24,9 +28,9 @@ use stillhouse_schemas::spec::Input;
 
 use super::text::{invalid, read_line};
 use super::{BytesFormat, Cut};
-use crate::records::{BadRecord, ReadError, RecordStart, Records, push};
+use crate::records::{BadRecord, Carried, ReadError, RecordStart, Records, push};
 use crate::spool::Spool;
-use crate::table_format::TableFormat;
+use crate::table_format::{MAX_RECORD_BYTES, TableFormat};
 
 const MAX_KEY_BYTES: u64 = 1 << 20;
 /// Maximum number of keys of an object that a message names, and maximum characters of one.
@@ -39,6 +43,24 @@ struct LineReader<'a> {
     ended: bool,
     left: u64,
     failed: Option<io::Error>,
+    /// Receives the line.
+    copy: Option<&'a mut LineCopy>,
+}
+
+/// A copy of a line.
+#[derive(Default)]
+struct LineCopy {
+    line: Vec<u8>,
+    is_too_long: bool,
+}
+
+impl LineCopy {
+    fn add(&mut self, bytes: &[u8]) {
+        self.is_too_long |= self.line.len() + bytes.len() > MAX_RECORD_BYTES;
+        if !self.is_too_long {
+            self.line.extend_from_slice(bytes);
+        }
+    }
 }
 
 impl Read for LineReader<'_> {
@@ -61,6 +83,9 @@ impl Read for LineReader<'_> {
         let end = memchr::memchr(b'\n', window);
         let n = end.unwrap_or(window.len());
         out[..n].copy_from_slice(&window[..n]);
+        if let Some(copy) = &mut self.copy {
+            copy.add(&out[..n]);
+        }
         if n == 0 {
             self.ended = true;
         }
@@ -93,7 +118,8 @@ impl BytesFormat for Jsonl {
         let from = cursor.offset;
         let value =
             if input.messages.is_some() { LineValue::Record } else { LineValue::Text(input.text.as_str().into()) };
-        Ok((Box::new(JsonRecords::new(cursor, value)), from))
+        let names = input.carried_columns().map(str::to_owned).collect();
+        Ok((Box::new(JsonRecords::new(cursor, value, names)), from))
     }
 
     fn table(&self) -> Option<&'static dyn TableFormat> {
@@ -114,11 +140,14 @@ pub(crate) struct JsonRecords {
     cursor: Cursor,
     value: LineValue,
     buffer: Vec<u8>,
+    /// The keys of `input.carry`, and the values of the line that was read last.
+    names: Vec<String>,
+    carried: Carried,
 }
 
 impl JsonRecords {
-    pub fn new(cursor: Cursor, value: LineValue) -> Self {
-        Self { cursor, value, buffer: vec![0; 16 << 10] }
+    pub fn new(cursor: Cursor, value: LineValue, names: Vec<String>) -> Self {
+        Self { cursor, value, buffer: vec![0; 16 << 10], names, carried: Carried::new() }
     }
 
     /// Reads the line if it is completely in the buffer and good; else consumes nothing. A line of at most
@@ -134,6 +163,34 @@ impl JsonRecords {
         self.cursor.consume(end + 1);
         self.cursor.newlines += 1;
         Ok(true)
+    }
+
+    /// Reads the document, and copies its line if asked to.
+    fn read_document(
+        &mut self,
+        text: &mut Spool,
+        mut copy: Option<&mut LineCopy>,
+    ) -> Result<Result<(), BadRecord>, ReadError> {
+        let newlines = self.cursor.newlines;
+        let LineValue::Text(key) = &self.value else {
+            let good = read_line(&mut self.cursor, text, |bytes| copy.iter_mut().for_each(|copy| copy.add(bytes)))?;
+            return Ok(if good { Ok(()) } else { Err(invalid(newlines)) });
+        };
+        let key = Arc::clone(key);
+        if copy.is_none() && self.read_fast(&key, text)? {
+            return Ok(Ok(()));
+        }
+        let mut line = LineReader { cursor: &mut self.cursor, ended: false, left: u64::MAX, failed: None, copy };
+        let outcome = TextSearch { name: &key, buffer: &mut self.buffer, text }.line(&mut line);
+        if let Some(error) = line.failed.take() {
+            return Err(ReadError::Input(error));
+        }
+        self.cursor.finish_line(|_| {})?;
+        match outcome {
+            Ok(()) => Ok(Ok(())),
+            Err(LineError::Spool(e)) => Err(ReadError::Spool(e)),
+            Err(LineError::Line(reason, message)) => Ok(Err(BadRecord { reason, message, newlines })),
+        }
     }
 }
 
@@ -347,26 +404,43 @@ impl Records for JsonRecords {
     }
 
     fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, ReadError> {
-        let LineValue::Text(key) = &self.value else {
-            let newlines = self.cursor.newlines;
-            return Ok(if read_line(&mut self.cursor, text)? { Ok(()) } else { Err(invalid(newlines)) });
-        };
-        let key = Arc::clone(key);
-        if self.read_fast(&key, text)? {
-            return Ok(Ok(()));
+        if self.names.is_empty() {
+            return self.read_document(text, None);
         }
         let newlines = self.cursor.newlines;
-        let mut line = LineReader { cursor: &mut self.cursor, ended: false, left: u64::MAX, failed: None };
-        let outcome = TextSearch { name: &key, buffer: &mut self.buffer, text }.line(&mut line);
-        if let Some(error) = line.failed.take() {
-            return Err(ReadError::Input(error));
-        }
-        self.cursor.finish_line(|_| {})?;
-        match outcome {
-            Ok(()) => Ok(Ok(())),
-            Err(LineError::Spool(e)) => Err(ReadError::Spool(e)),
-            Err(LineError::Line(reason, message)) => Ok(Err(BadRecord { reason, message, newlines })),
-        }
+        let available = self.cursor.fill()?;
+        let whole = memchr::memchr(b'\n', available).map(|end| carried::read(&available[..end], &self.names));
+        let found = if let Some(found) = whole {
+            if let Err(bad) = self.read_document(text, None)? {
+                return Ok(Err(bad));
+            }
+            found
+        } else {
+            let mut copy = LineCopy::default();
+            if let Err(bad) = self.read_document(text, Some(&mut copy))? {
+                return Ok(Err(bad));
+            }
+            if copy.is_too_long {
+                let message =
+                    format!("the line is too long for `input.carry`; valid: at most {MAX_RECORD_BYTES} bytes");
+                return Ok(Err(BadRecord { reason: reason::LONG_CARRIED, message, newlines }));
+            }
+            carried::read(&copy.line, &self.names)
+        };
+        self.carried = match (found, &self.value) {
+            (Ok(values), _) => values,
+            // the operator `chat` says what is wrong with a conversation
+            (Err(_), LineValue::Record) => vec![None; self.names.len()],
+            (Err(e), LineValue::Text(_)) => {
+                let message = format!("{e}; valid: one JSON object per line");
+                return Ok(Err(BadRecord { reason: reason::JSON, message, newlines }));
+            }
+        };
+        Ok(Ok(()))
+    }
+
+    fn carried(&mut self) -> Carried {
+        std::mem::take(&mut self.carried)
     }
 
     fn skip(&mut self) -> io::Result<()> {

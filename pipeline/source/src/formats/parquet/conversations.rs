@@ -6,17 +6,17 @@
 use arrow::array::RecordBatch;
 use arrow_json::writer::LineDelimitedWriter;
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReader;
 use parquet::basic::{ConvertedType, Type as PhysicalType};
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::schema::types::SchemaDescriptor;
 use stillhouse_base::source_error::SourceError;
-use stillhouse_input_files::{InputFile, RangeCache, Store};
+use stillhouse_input_files::{InputFile, Store};
 use stillhouse_schemas::spec::Input;
 
 use super::super::columnar::corrupt;
-use super::table::metadata;
-use super::{fault, open};
+use super::open;
+use super::table::{metadata, rows_of_range};
 use crate::records::{Cell, Rows};
 use crate::segment::RowGroup;
 
@@ -90,26 +90,8 @@ impl ConversationRows {
         open(store, file)?;
         let metadata = metadata(store, file)?;
         let roots = roots(metadata.parquet_schema(), file, input)?;
-        let (mut groups, mut first, mut skipped) = (Vec::new(), 0, 0);
-        for (index, group) in metadata.metadata().row_groups().iter().enumerate() {
-            let next = first + group.num_rows().max(0) as u64;
-            if next > start && first < end {
-                groups.push(index);
-            } else if next <= start {
-                skipped = next;
-            }
-            first = next;
-        }
         let mask = ProjectionMask::roots(metadata.parquet_schema(), roots);
-        let cache = RangeCache::new(store, &file.location, file.size);
-        let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(cache, metadata)
-            .with_projection(mask)
-            .with_row_groups(groups)
-            .with_offset((start - skipped) as usize)
-            .with_limit(end.saturating_sub(start) as usize)
-            .with_batch_size(MAX_BATCH_ROWS)
-            .build()
-            .map_err(|e| fault(&file.path, e))?;
+        let reader = rows_of_range(store, file, metadata, mask, (start, end), MAX_BATCH_ROWS)?;
         Ok(Self { file: file.clone(), reader, row: start, end, lines: Vec::new(), current: (0, 0) })
     }
 

@@ -4,6 +4,7 @@
 //! memory for a page and a dictionary rather than a column chunk; a cell that is not UTF-8 is a bad record, not a
 //! failed batch; and it copies nothing.
 
+mod carried;
 mod conversations;
 mod table;
 
@@ -52,9 +53,13 @@ impl RowsFormat for Parquet {
         input: &Input,
         range: (u64, u64),
     ) -> Result<Box<dyn Rows>, SourceError> {
-        Ok(match &input.messages {
+        let rows: Box<dyn Rows> = match &input.messages {
             Some(_) => Box::new(conversations::ConversationRows::open(store, file, input, range)?),
             None => Box::new(ParquetRows::open(store, file, &input.text, range)?),
+        };
+        Ok(match input.carried_columns().next() {
+            Some(_) => Box::new(carried::WithCarried::open(store, file, input, range, rows)?),
+            None => rows,
         })
     }
 
@@ -121,7 +126,8 @@ fn columns(store: &Store, file: &InputFile) -> Result<Vec<FileColumn>, SourceErr
                 Some(logical) => format!("{logical:?}").to_ascii_lowercase(),
                 None => c.physical_type().to_string().to_ascii_lowercase(),
             };
-            FileColumn { name: c.path().string(), is_text: may_be_text(c), data_type: kind }
+            let is_list = c.max_rep_level() > 0;
+            FileColumn { name: c.path().string(), is_text: may_be_text(c), is_list, data_type: kind }
         })
         .collect())
 }

@@ -49,6 +49,36 @@ pub(super) fn metadata(store: &Store, file: &InputFile) -> Result<ArrowReaderMet
     ArrowReaderMetadata::load(&cache, ArrowReaderOptions::new()).map_err(|e| fault(&file.path, e))
 }
 
+/// Opens some columns of a range of rows.
+pub(super) fn rows_of_range(
+    store: &Store,
+    file: &InputFile,
+    metadata: ArrowReaderMetadata,
+    columns: ProjectionMask,
+    (start, end): (u64, u64),
+    batch_rows: usize,
+) -> Result<ParquetRecordBatchReader, SourceError> {
+    let (mut groups, mut first, mut skipped) = (Vec::new(), 0, 0);
+    for (index, group) in metadata.metadata().row_groups().iter().enumerate() {
+        let next = first + group.num_rows().max(0) as u64;
+        if next > start && first < end {
+            groups.push(index);
+        } else if next <= start {
+            skipped = next;
+        }
+        first = next;
+    }
+    let cache = RangeCache::new(store, &file.location, file.size);
+    ParquetRecordBatchReaderBuilder::new_with_metadata(cache, metadata)
+        .with_projection(columns)
+        .with_row_groups(groups)
+        .with_offset((start - skipped) as usize)
+        .with_limit(end.saturating_sub(start) as usize)
+        .with_batch_size(batch_rows)
+        .build()
+        .map_err(|e| fault(&file.path, e))
+}
+
 fn read_parquet(store: &Store, columns: &mut Columns<'_, '_>) -> Result<(), SourceError> {
     let file = columns.file;
     let wrong = |e| fault(&file.path, e);

@@ -64,12 +64,17 @@ pub(super) fn invalid(newlines: u64) -> BadRecord {
     BadRecord { reason: reason::UTF8, message: "got bytes that are not UTF-8; valid: text in UTF-8".into(), newlines }
 }
 
-/// Reads the rest of the line into the text. Returns false if the line is not UTF-8. Passes the whole line in both
-/// cases.
-pub(super) fn read_line(cursor: &mut Cursor, text: &mut Spool) -> Result<bool, ReadError> {
+/// Reads the rest of the line into the text, and calls `on_part` with its parts. Returns false if the line is not UTF-8. Passes
+/// the whole line in both cases.
+pub(super) fn read_line(
+    cursor: &mut Cursor,
+    text: &mut Spool,
+    mut on_part: impl FnMut(&[u8]),
+) -> Result<bool, ReadError> {
     let mut good = true;
     let mut fault = None;
     cursor.finish_line(|bytes| {
+        on_part(bytes);
         if good && fault.is_none() {
             match push(text, bytes) {
                 Ok(bad) => good = bad.is_none(),
@@ -106,7 +111,7 @@ impl Records for LineRecords {
 
     fn read(&mut self, text: &mut Spool) -> Result<Result<(), BadRecord>, ReadError> {
         let newlines = self.cursor.newlines;
-        Ok(if read_line(&mut self.cursor, text)? { Ok(()) } else { Err(invalid(newlines)) })
+        Ok(if read_line(&mut self.cursor, text, |_| {})? { Ok(()) } else { Err(invalid(newlines)) })
     }
 
     fn skip(&mut self) -> io::Result<()> {
@@ -175,7 +180,7 @@ impl Records for BlockRecords {
         loop {
             let newlines = self.cursor.newlines;
             let indent = push(text, &self.indent)?;
-            if indent.is_some() || !read_line(&mut self.cursor, text)? {
+            if indent.is_some() || !read_line(&mut self.cursor, text, |_| {})? {
                 if self.has_text()? {
                     self.skip()?;
                 }
