@@ -198,7 +198,9 @@ def test_carried_columns_are_text_beside_the_numbers(small: Maker) -> None:
     rows = truth.table(folder).to_pylist()
     for row in rows:
         assert len(row["document_fields"]) == len(row["document_ids"])
-        assert all(fields["_file"] == "corpus.jsonl" and fields["text"].startswith("w") for fields in row["document_fields"])
+        assert all(
+            fields["_file"] == "corpus.jsonl" and fields["text"].startswith("w") for fields in row["document_fields"]
+        )
     ds = stillhouse.open(folder)
     assert "document_fields" not in ds.columns and "document_fields" not in ds[0]
     assert [ds[i]["document_ids"].tolist() for i in range(3)] == [row["document_ids"] for row in rows[:3]]

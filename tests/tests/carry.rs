@@ -172,7 +172,12 @@ fn names_that_cannot_be_carried_are_errors() {
     };
     refused(
         json!({"input": {"carry": ["url", "uri"]}}),
-        &["input.carry[1]", "\"uri\"", "none of the first 40 records has a value of this key"],
+        &[
+            "input.carry[1]",
+            "\"uri\"",
+            "none of the first 40 records has a value of this key; their keys: ",
+            "did you mean `url`?",
+        ],
     );
     refused(json!({"input": {"carry": ["url", "url"]}}), &["input.carry[1]", "is there twice"]);
     refused(json!({"input": {"carry": [""]}}), &["input.carry[0]", "is empty; valid: the name of a column"]);

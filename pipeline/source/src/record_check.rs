@@ -8,10 +8,12 @@
 
 use std::collections::BTreeMap;
 
+use arrow::datatypes::{DataType, Fields};
 use stillhouse_base::source_error::{RecordPosition, SourceError};
 use stillhouse_input_files::{InputFile, MAX_CHECKED_FILES, Store};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
+use stillhouse_schemas::parse::did_you_mean;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{Input, OnError};
 
@@ -29,6 +31,8 @@ const MAX_RECORDS: usize = 16;
 /// Maximum number of stored bytes that the check reads of a file.
 const HEAD_BYTES: u64 = 1 << 20;
 
+/// Maximum number of keys that a message names.
+const MAX_KEYS_SHOWN: usize = 20;
 /// Maximum number of records in which keys of `input.carry` are looked for.
 const MAX_KEY_RECORDS: usize = 1000;
 
@@ -106,17 +110,40 @@ fn check_carried_keys(
             missing.retain(|name| values.iter().any(|(of, value)| of == name && value.is_none()));
         }
     }
-    if records_read == 0 {
+    if records_read == 0 || missing.is_empty() {
         return Ok(Vec::new());
     }
+    let keys = key_names(format, store, files, input);
     let problem = |name: &&str| {
         let index = input.carry.iter().position(|carried| carried == name)?;
+        let meant = did_you_mean(name, &keys.iter().map(String::as_str).collect::<Vec<_>>());
         let message = format!(
-            "none of the first {records_read} records has a value of this key; valid: keys that one of them has"
+            "none of the first {records_read} records has a value of this key; their keys: {}{meant}",
+            keys.join(", ")
         );
         Some(Problem::new(format!("input.carry[{index}]"), format!("{name:?}"), message))
     };
     Ok(missing.iter().filter_map(problem).collect())
+}
+
+/// Returns the keys of the first records, and those of their objects as `meta.lang`; for messages.
+fn key_names(format: &dyn BytesFormat, store: &Store, files: &[&InputFile], input: &Input) -> Vec<String> {
+    fn add(prefix: &str, fields: &Fields, names: &mut Vec<String>) {
+        for field in fields {
+            let name = format!("{prefix}{}", field.name());
+            match field.data_type() {
+                DataType::Struct(inner) => add(&format!("{name}."), inner, names),
+                _ if names.len() < MAX_KEYS_SHOWN => names.push(name),
+                _ => {}
+            }
+        }
+    }
+    let files: Vec<InputFile> = files.iter().take(MAX_STORE_FILES).map(|file| InputFile::clone(file)).collect();
+    let mut names = Vec::new();
+    if let Some(Ok(schema)) = format.table().map(|table| table.schema(store, &files, input)) {
+        add("", schema.fields(), &mut names);
+    }
+    names
 }
 
 /// Returns files spread over the list: many of the disk, fewer of those in stores, and fewer of images, which may be

@@ -172,7 +172,7 @@ fn columns_that_are_not_there_are_named() {
         ),
         ("parquet", parquet_bytes(&batch, 9), "meta", "the column has fields in x; valid: the name of a field"),
         ("csv", csv.to_vec(), "n", "no such column in x; columns: text, url"),
-        ("jsonl", lines.to_vec(), "n", "none of the first 3 records has a value of this key"),
+        ("jsonl", lines.to_vec(), "n", "none of the first 3 records has a value of this key; their keys: text, url, n"),
     ] {
         let bench = Bench::with(&[("x", &bytes)]);
         let input = input(json!({"format": format, "carry": ["url", name]}));
