@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `document_fields` | list of structs \[*\] | a value for each name in `input.carry` and each entry of `document_ids` |
 //!
-//! Values are text: strings as they are, other values of JSON as they are written, other columns as DataFusion casts them to
+//! Values are text: strings as they are, other values of JSON as they are written, other columns as Arrow casts them to
 //! text. They are no tokens and the teacher does not see them.
 //!
 //! Cost: a look-up for each document of a row, and one copy of its values. Memory: about 4 MB of values, or those of

@@ -201,24 +201,20 @@ impl Sample {
         };
         let mut stream = session.rows(partition).map_err(of_stage)?;
         let mut began = Instant::now();
-        while !rows.full
-            && let Some(batch) = stream.try_next().await.map_err(of_stage)?
+        // when the rows are complete, and then further batches are only timed
+        let mut full_since: Option<Instant> = None;
+        while full_since.is_none_or(|since| {
+            let has_teacher = !session.resources.devices.is_empty();
+            has_teacher && batch_times.len() <= TIMED_BATCHES && since.elapsed() < TIMING_LIMIT
+        }) && let Some(batch) = stream.try_next().await.map_err(of_stage)?
         {
             let tokens = count_tokens(&batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, &*place, e))?;
             batch_times.push((tokens, began.elapsed()));
             began = Instant::now();
-            rows.take(&batch).map_err(|e| of_stage(DataFusionError::External(Box::new(e))))?;
-        }
-        let timing = Instant::now();
-        while rows.full
-            && !session.resources.devices.is_empty()
-            && batch_times.len() <= TIMED_BATCHES
-            && timing.elapsed() < TIMING_LIMIT
-            && let Some(batch) = stream.try_next().await.map_err(of_stage)?
-        {
-            let tokens = count_tokens(&batch).map_err(|e| PipelineError::caused(ErrorKind::DataSet, &*place, e))?;
-            batch_times.push((tokens, began.elapsed()));
-            began = Instant::now();
+            if full_since.is_none() {
+                rows.take(&batch).map_err(|e| of_stage(DataFusionError::External(Box::new(e))))?;
+                full_since = rows.full.then(Instant::now);
+            }
         }
         let statistics = state.statistics.lock().clone();
         // a split with fewer documents than requested was read to its end: its documents without a row count as well

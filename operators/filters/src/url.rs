@@ -53,8 +53,8 @@ impl BlockedUrl {
 /// whole host name. IP addresses can be in the list. Domains are compared without case. Words of a URL are compared as written, as datatrove does, and those of
 /// lists in lower case.
 ///
-/// Memory: the lists of domains and URLs, and 16 bytes for each entry. Cost of a URL: two binary searches per label of its
-/// domain at most, and its length times the number of subwords.
+/// Memory: the lists of domains and URLs, and 16 bytes for each entry. Cost of a URL: a binary search for each label of its
+/// domain and one for itself, and its length times the number of subwords.
 #[derive(Debug, Clone)]
 pub struct UrlBlocklist {
     domains: SortedLines,

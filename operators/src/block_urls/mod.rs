@@ -9,8 +9,8 @@
 //! The rules are those of datatrove's `URLFilter` ([`stillhouse_filters::UrlBlocklist`]). A sample of a dropped document has
 //! its URL. Documents without a URL are kept.
 //!
-//! Cost: a look-up for each document, and a copy of the batches in which a document is dropped. Memory: the lists, once for all
-//! splits of a process; one input batch.
+//! Cost: a look-up for each document, and a copy of the batches in which a document is dropped. Memory: the lists, twice, and
+//! 16 bytes for each domain and URL, once for all splits of a process; one input batch.
 
 mod section;
 
@@ -68,14 +68,17 @@ impl BlockUrlsConfig {
         if let Some(blocklist) = blocklist.as_ref() {
             return Ok(Arc::clone(blocklist));
         }
-        let text = |list: &'_ Option<Arc<[u8]>>| list.clone().map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        let [domains, urls, banned_words, soft_banned_words, banned_subwords] = self.lists.each_ref().map(text);
+        let text = |index: usize| {
+            let bytes: Option<&[u8]> = self.lists[index].as_deref();
+            let not_text = |e: std::str::Utf8Error| OperatorError::Config { operator: NAME, message: e.to_string() };
+            bytes.map(std::str::from_utf8).transpose().map_err(not_text)
+        };
         let lists = UrlLists {
-            domains: domains.as_deref(),
-            urls: urls.as_deref(),
-            banned_words: banned_words.as_deref(),
-            soft_banned_words: soft_banned_words.as_deref(),
-            banned_subwords: banned_subwords.as_deref(),
+            domains: text(0)?,
+            urls: text(1)?,
+            banned_words: text(2)?,
+            soft_banned_words: text(3)?,
+            banned_subwords: text(4)?,
         };
         let sorted = Arc::new(UrlBlocklist::new(lists, self.soft_banned_threshold));
         *blocklist = Some(Arc::clone(&sorted));

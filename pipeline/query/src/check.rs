@@ -1,7 +1,6 @@
 //! Which queries are allowed: one deterministic SELECT whose clauses are all executed, with the text column as a
 //! string.
 
-use datafusion::arrow::compute::can_cast_types;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::error::DataFusionError;
@@ -14,7 +13,7 @@ use stillhouse_base::source_error::SourceError;
 use stillhouse_input_files::Store;
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::Input;
-use stillhouse_source::QueryTable;
+use stillhouse_source::{QueryTable, is_single};
 
 use crate::bounds::{self, on_large_stack};
 use crate::clauses::{self, FunctionKind};
@@ -64,7 +63,6 @@ pub(crate) async fn plan(context: &SessionContext, input: &Input) -> Result<Logi
     let there = || fields.iter().map(|f| format!("{} ({})", f.name(), f.data_type())).collect::<Vec<_>>().join(", ");
     let is_there = |name: &str| fields.iter().find(|f| f.name() == name);
     for name in input.carried_columns() {
-        let is_single = |kind: &DataType| !kind.is_nested() && can_cast_types(kind, &DataType::LargeUtf8);
         match is_there(name) {
             Some(field) if is_single(field.data_type()) => {}
             Some(field) => {

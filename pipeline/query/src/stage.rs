@@ -9,7 +9,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{ArrayRef, AsArray, RecordBatch};
-use datafusion::arrow::compute::{CastOptions, cast_with_options};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
@@ -22,7 +21,7 @@ use stillhouse_base::file_state::FileState;
 use stillhouse_base::source_error::SourceError;
 use stillhouse_input_files::{InputFile, Store};
 use stillhouse_schemas::spec::Input;
-use stillhouse_source::QueryTable;
+use stillhouse_source::{QueryTable, as_text};
 
 use crate::bounds::on_large_stack;
 use crate::check::plan;
@@ -162,13 +161,12 @@ fn stage(
 /// Returns a column of the result as text.
 fn text_column(batch: &RecordBatch, name: &str) -> Result<ArrayRef, SourceError> {
     let missing = || SourceError::Sql { message: format!("the result has no column {name:?}"), retryable: false };
-    // not `safe`: it would make nulls of bytes that are not UTF-8
-    let options = CastOptions { safe: false, ..CastOptions::default() };
     let column = batch.column_by_name(name).ok_or_else(missing)?;
-    cast_with_options(column, &DataType::LargeUtf8, &options).map_err(|e| {
+    let texts = as_text(column).map_err(|e| {
         let message = format!("the column {name:?} of the result cannot be text: {e}");
         SourceError::Sql { message, retryable: false }
-    })
+    })?;
+    Ok(Arc::new(texts))
 }
 
 /// Opens the tables, which determines their columns.

@@ -52,7 +52,7 @@ mod table_format;
 pub use carried_table::CarriedTable;
 pub use column_check::check_columns;
 pub use formats::numbers::with_class_names;
-pub use formats::{file_endings, format_of_file_name, table_endings};
+pub use formats::{as_text, file_endings, format_of_file_name, is_single, table_endings};
 pub use plan::{PlanProgress, PlannedSplits, append_splits, plan_splits};
 pub use query_table::{QueryTable, TakeRows};
 pub use record_check::{FirstRecords, check_first_records};

@@ -125,6 +125,10 @@ impl RecordReader {
                 RangeRecords::Bytes { records, .. } => records.carried(),
                 RangeRecords::Rows(rows) => rows.carried(),
             };
+            if self.carried.len() != self.input.carried_columns().count() {
+                let message = "its format does not give the values of `input.carry`: a bug in this program";
+                return Err(SourceError::corrupt(&open.file.path, message));
+            }
             if let Some(message) = too_long(&self.input, &self.carried) {
                 found = Some(Err(RecordFault { reason: reason::LONG_CARRIED, message, at: *at }));
             }

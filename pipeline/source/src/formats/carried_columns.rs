@@ -4,7 +4,7 @@
 
 use arrow::array::{Array, ArrayRef, AsArray, LargeStringArray, RecordBatch};
 use arrow::buffer::NullBuffer;
-use arrow::compute::{CastOptions, cast_with_options};
+use arrow::compute::{CastOptions, can_cast_types, cast_with_options};
 use arrow::datatypes::{DataType, Fields};
 use arrow::error::ArrowError;
 use stillhouse_base::source_error::SourceError;
@@ -52,11 +52,19 @@ fn path_to<'a>(fields: &'a Fields, name: &str) -> Option<(FieldPath, &'a DataTyp
     })
 }
 
-fn is_single(data_type: &DataType) -> bool {
-    match data_type {
-        DataType::Dictionary(_, value) => is_single(value),
-        other => !other.is_nested() && arrow::compute::can_cast_types(other, &DataType::LargeUtf8),
-    }
+/// Whether values of a type are each one text: strings, numbers, booleans, dates and times.
+pub fn is_single(data_type: &DataType) -> bool {
+    !data_type.is_nested() && can_cast_types(data_type, &DataType::LargeUtf8)
+}
+
+/// Returns a column as text.
+///
+/// # Errors
+/// When a value has bytes that are not UTF-8.
+pub fn as_text(column: &ArrayRef) -> Result<LargeStringArray, ArrowError> {
+    // not `safe`: it would make nulls of bytes that are not UTF-8
+    let options = CastOptions { safe: false, ..CastOptions::default() };
+    Ok(cast_with_options(column, &DataType::LargeUtf8, &options)?.as_string::<i64>().clone())
 }
 
 /// Carried columns of a record batch.
@@ -90,10 +98,7 @@ fn texts(batch: &RecordBatch, path: &[String]) -> Result<LargeStringArray, Arrow
         column = column.as_struct_opt().and_then(|fields| fields.column_by_name(field)).ok_or_else(missing)?.clone();
         nulls = NullBuffer::union(nulls.as_ref(), column.logical_nulls().as_ref());
     }
-    // not `safe`: it would make nulls of bytes that are not UTF-8
-    let options = CastOptions { safe: false, ..CastOptions::default() };
-    let texts = cast_with_options(&column, &DataType::LargeUtf8, &options)?;
-    let texts = texts.as_string_opt::<i64>().ok_or_else(missing)?;
+    let texts = as_text(&column)?;
     LargeStringArray::try_new(texts.offsets().clone(), texts.values().clone(), nulls)
 }
 

@@ -38,6 +38,8 @@ use super::table_format::TableFormat;
 #[cfg(test)]
 pub(crate) use jsonl::fast_parser as fast_json_parser;
 
+pub use carried_columns::{as_text, is_single};
+
 /// Returns the format of an input.
 pub(crate) fn for_input(input: &Input) -> Format {
     for_name(input.format())

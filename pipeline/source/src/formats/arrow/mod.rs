@@ -5,7 +5,8 @@
 //! planning does not read bodies. A reader then reads the batches of its range one at a time and decodes only the text
 //! column.
 //!
-//! Memory: one record batch with all its columns, as stored, and the dictionaries of the file.
+//! Memory: one record batch with all its columns, as stored, and the dictionaries of the file; the columns of `input.carry`
+//! also as text.
 //!
 //! Invalid UTF-8 in a string column violates the Arrow format itself: the file is corrupt, whatever `on_error` says.
 

@@ -14,7 +14,7 @@ use super::table::{metadata, rows_of_range};
 use crate::records::{Carried, Cell, Rows};
 
 /// Rows decoded at a time.
-const MAX_BATCH_ROWS: usize = 64;
+const MAX_BATCH_ROWS: usize = 16;
 
 /// Rows with their carried values.
 pub(super) struct WithCarried {
@@ -52,7 +52,7 @@ impl WithCarried {
 impl Rows for WithCarried {
     fn next(&mut self) -> Result<Option<u64>, SourceError> {
         let Some(row) = self.rows.next()? else { return Ok(None) };
-        if self.passed == self.decoded {
+        while self.passed == self.decoded {
             let wrong = corrupt(&self.file);
             let batch = self.reader.next().transpose().map_err(&wrong)?.ok_or_else(|| {
                 SourceError::corrupt(&self.file.path, format!("ends at row {row}; its footer says more rows"))
