@@ -102,6 +102,8 @@ impl Seaweed {
             // Every bucket has its own volumes. Their files grow on demand, so a high limit costs nothing.
             "-volume.max=200",
             "-volume.preStopSeconds=0",
+            // Its default is 1 % of the disk, below which it takes no data and says so only in its log.
+            "-volume.minFreeSpace=100MiB",
         ]);
         let names = ["s3", "master", "volume", "filer"];
         for (name, n) in names.into_iter().zip(0..) {
