@@ -113,8 +113,11 @@ impl Growth {
 /// # Errors
 /// If the output cannot be appended to.
 pub(crate) async fn growth(prepared: &Prepared, hash: &JobHash, output: &Output) -> Result<Option<Growth>> {
-    if prepared.spec.input.sql.is_some() {
-        let message = "--append: input.sql is one query over all files, so new files have no rows of their own; valid: a job without input.sql";
+    if let Some(what) = prepared.spec.input.staged_by() {
+        let message = format!(
+            "--append: {what} is made of all files at once, so new files have no rows of their own; valid: a job with input.paths and without \
+             input.sql"
+        );
         return Err(PipelineError::new(ErrorKind::Usage, message));
     }
     if prepared.operators.iter().any(|operator| operator.name() == deduplicate::NAME) {

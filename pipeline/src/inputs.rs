@@ -21,12 +21,12 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::finish;
 use crate::identity::JobHash;
-use crate::job::{Prepared, blocking, query_input};
+use crate::job::{Prepared, blocking, staged_input};
 use crate::job_diff::differences;
 use crate::output::{Found, Output, PlanRecord};
 use crate::plan;
-use crate::query_rows;
 use crate::source;
+use crate::staged_rows;
 use stillhouse_base::source_error::SourceError;
 use stillhouse_input_files::InputFile;
 
@@ -48,7 +48,7 @@ pub(crate) async fn find_work(
     let splits = plan.splits_of(&hash.files);
     output.begin(&PlanRecord { files: hash.files.clone(), splits, ..plan }).await?;
     if let (Found::Complete, Some(folder)) = (&found, sql_folder) {
-        query_rows::remove_staged(&folder).await;
+        staged_rows::remove_staged(&folder).await;
     }
     Ok(found)
 }
@@ -58,7 +58,7 @@ pub(crate) struct TouchedInputs {
     pub plan: PlanRecord,
     files: BTreeSet<usize>,
     done: BTreeMap<SplitId, ShardRecord>,
-    /// Folder of the rows of `input.sql`.
+    /// Folder of the staged rows.
     pub sql_folder: Option<PathBuf>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) async fn find_touched(
     if files.is_empty() {
         return Ok(None);
     }
-    let sql_folder = prepared.spec.input.sql.as_ref().map(|_| output.sql_folder(&hash.hash)).transpose()?;
+    let sql_folder = prepared.spec.input.staged_by().map(|_| output.sql_folder(&hash.hash)).transpose()?;
     let done = done.into_iter().map(|shard| (shard.split, shard)).collect();
     Ok(Some(TouchedInputs { plan, files, done, sql_folder }))
 }
@@ -112,7 +112,7 @@ pub(crate) struct Comparison<'a> {
     pub prepared: &'a Prepared,
     pub hash: &'a JobHash,
     pub plan: &'a PlanRecord,
-    /// Folder of the rows of `input.sql`.
+    /// Folder of the staged rows.
     pub sql_folder: Option<&'a std::path::Path>,
     pub done: &'a BTreeMap<SplitId, ShardRecord>,
     /// Name of the output for messages.
@@ -130,7 +130,7 @@ impl Comparison<'_> {
         let names = self.describe_files(touched);
         let files = match self.sql_folder {
             // the query reads all files
-            Some(folder) => query_rows::stage_query(self.prepared, folder, observer)?.files,
+            Some(folder) => staged_rows::stage(self.prepared, folder, observer)?.files,
             None => plan::in_order(self.hash, &self.prepared.files),
         };
         let splits = self.plan.splits_of(&self.hash.files);
@@ -171,7 +171,7 @@ impl Comparison<'_> {
         sums: &[Option<&String>],
     ) -> Result<Option<(String, String)>> {
         let file = |i: usize| split.pieces.get(i).map(|p| p.file.clone()).unwrap_or_default();
-        let input = query_input(self.prepared);
+        let input = staged_input(self.prepared);
         match source::piece_checksums(&self.prepared.store, files, split, &input) {
             Ok(now) => {
                 let other = now.iter().zip(sums).position(|(now, was)| Some(now) != *was);

@@ -20,7 +20,7 @@ use stillhouse_operators::vocabulary::{Role, TeacherSpecials, TeacherVocabulary,
 use stillhouse_schemas::parse::Parsed;
 use stillhouse_schemas::problems::{Problem, Problems};
 use stillhouse_schemas::spec::{
-    Boundary, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, Separator, TokenizerDifference,
+    Boundary, INPUT_TABLE, Input, InputFormat, JobSpec, NoiseCodec, SOURCE_COLUMN, Separator, TokenizerDifference,
 };
 use stillhouse_signals::StoredSignal;
 use stillhouse_teacher::{DeviceChoice, TeacherConfig, TeacherError};
@@ -55,9 +55,9 @@ pub struct Prepared {
     pub store: Store,
     /// Open object stores.
     pub storages: Arc<Storages>,
-    /// Input files in order, over all tables of `input.sql`.
+    /// Input files in order, over all tables.
     pub files: Vec<InputFile>,
-    /// Tables of `input.sql`, with their files.
+    /// Tables of `input.sql` or of a mixture, with their files.
     pub tables: Vec<QueryTable>,
     /// The tokenizer.
     pub vocabulary: Arc<Vocabulary>,
@@ -90,10 +90,10 @@ impl Prepared {
         output_at(&self.spec, &self.base, &self.output_path, &self.storages)
     }
 
-    /// Makes the rows of `input.sql` readable that a run keeps beside an output in a store. Ignores an output that
+    /// Makes the staged rows readable that a run keeps beside an output in a store. Ignores an output that
     /// cannot be opened; opening it later reports the error.
     fn with_staged_rows(mut self) -> Self {
-        if self.spec.input.sql.is_none() {
+        if !self.spec.input.is_staged() {
             return self;
         }
         if let (Ok(Location::Store(url)), Ok(output)) = (Location::parse(&self.base, &self.output_path), self.output())
@@ -193,6 +193,9 @@ fn check_and_prepare(
             Cow::Borrowed(_) => None,
         };
         spec.input = named.unwrap_or(spec.input);
+    }
+    if spec.input.is_mixture() && spec.input.carry.first().is_none_or(|first| first != SOURCE_COLUMN) {
+        spec.input.carry.insert(0, SOURCE_COLUMN.into());
     }
     fill_in(&mut spec, section_files, teacher.as_ref().map(|t| t.config.hidden_size));
     let vocab_size = teacher.as_ref().map_or(vocabulary.vocab_size(), |t| t.config.vocab_size);
@@ -359,6 +362,7 @@ impl Checks<'_> {
         }
         let found = match &input.sql {
             Some(_) => stillhouse_query::check_sql(store, &tables, input, crate::functions::register),
+            None if input.is_mixture() => stillhouse_query::check_mixture(store, &tables, input),
             None => {
                 let files = all_files(&tables);
                 source::check_columns(store, &files, input, &mut step_reporter(observer, "files".into(), files.len()))
@@ -371,7 +375,7 @@ impl Checks<'_> {
                 return None;
             }
         }
-        if input.sql.is_none() && !["input", "input.paths", "input.text"].iter().any(|f| self.problems.touches(f)) {
+        if !input.is_staged() && !["input", "input.paths", "input.text"].iter().any(|f| self.problems.touches(f)) {
             let files = all_files(&tables);
             self.check_first_records(store, &files, &source::with_class_names(input, &files))?;
         }
@@ -556,10 +560,10 @@ pub(crate) fn fill_in(spec: &mut JobSpec, files: Vec<NamedContent>, hidden_size:
     }
 }
 
-/// The input as splits read it: rows of a query are Parquet, whatever format the query read.
-pub(crate) fn query_input(prepared: &Prepared) -> stillhouse_schemas::spec::Input {
+/// The input as splits read it: staged rows are Parquet, whatever the formats of the files.
+pub(crate) fn staged_input(prepared: &Prepared) -> stillhouse_schemas::spec::Input {
     let mut input = prepared.spec.input.clone();
-    if input.sql.is_some() {
+    if input.is_staged() {
         input.format = Some(stillhouse_schemas::spec::InputFormat::Parquet);
         input.compression = stillhouse_schemas::spec::Compression::Auto;
     }

@@ -22,15 +22,16 @@ pub mod inputs;
 pub mod job;
 pub mod job_diff;
 pub mod measure;
+mod mixture;
 pub mod plan;
 pub mod plan_report;
-mod query_rows;
 pub mod repair;
 pub mod run;
 pub mod sample;
 pub mod score;
 mod sequence_offsets;
 pub mod source_record;
+mod staged_rows;
 pub(crate) mod teacher;
 #[cfg(test)]
 mod tests;

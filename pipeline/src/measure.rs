@@ -84,6 +84,11 @@ impl Measured {
         Some(Self { value, low: (value - half).max(0.0), high: value + half })
     }
 
+    /// A value without an error.
+    pub fn exact(value: f64) -> Self {
+        Self { value, low: value, high: value }
+    }
+
     /// The product with an exact number.
     pub fn scaled(self, factor: f64) -> Self {
         Self { value: self.value * factor, low: self.low * factor, high: self.high * factor }

@@ -17,7 +17,7 @@ use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::identity::{JobHash, PlannedFile, Stamp};
 use crate::job::Prepared;
-use crate::job::query_input;
+use crate::job::staged_input;
 use crate::sequence_offsets::TEXT_BYTES_PER_TOKEN;
 use crate::source::PlannedSplits;
 use crate::{sequence_offsets, source};
@@ -44,7 +44,7 @@ pub fn splits(
     observer.event(&Event::Preparing { what: "finding the splits of the input".into() });
     let target = split_bytes(prepared);
     let seed = prepared.spec.seed;
-    let planned = source::plan_splits(&prepared.store, files, &query_input(prepared), target, seed, &|_| {});
+    let planned = source::plan_splits(&prepared.store, files, &staged_input(prepared), target, seed, &|_| {});
     let PlannedSplits { mut splits, weights } = planned.map_err(|e| PipelineError::source("input", e))?;
     sequence_offsets::plan_ranges(&prepared.spec, &mut splits, 0, &weights);
     Ok(splits)

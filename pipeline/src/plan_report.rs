@@ -21,8 +21,23 @@ use crate::plan;
 use crate::plan::{all_splits, appended_splits, numbers, text_bytes};
 use crate::run;
 use crate::sequence_offsets::TEXT_BYTES_PER_TOKEN;
+use crate::source::QueryTable;
+use crate::units;
 
 pub use crate::estimates::{IdleSteps, ScheduleOutlook};
+
+/// A table of a mixture in a plan.
+#[derive(Debug, Clone, Serialize)]
+pub struct PlannedTable {
+    /// Name of the table.
+    pub name: String,
+    /// Number of its files.
+    pub files: usize,
+    /// Size of its files as stored, in bytes.
+    pub bytes: u64,
+    /// How much of it the job asks for, in words.
+    pub amount: String,
+}
 
 /// A plan, as `stillhouse plan` shows it.
 #[derive(Debug, Clone, Serialize)]
@@ -41,9 +56,12 @@ pub struct Plan {
     pub files: usize,
     /// Size of the input files as stored, in bytes.
     pub input_bytes: u64,
+    /// Tables of a mixture; what they have of it is known once their tokens are counted ([`crate::sample`]).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mixture: Vec<PlannedTable>,
     /// The physical plan, as DataFusion shows plans.
     pub physical_plan: String,
-    /// The splits; empty for a job with `input.sql`, whose rows are unknown until the query has run.
+    /// The splits; empty for a job with `input.sql` or a mixture, whose rows are unknown until they are made.
     pub splits: Vec<SplitRecord>,
     /// Estimated bytes per token of the data set, with a teacher that predicts the text well.
     pub estimated_bytes_per_token: f64,
@@ -171,9 +189,9 @@ pub fn output_status(
 /// If the input cannot be scanned, the models cannot be read, or [`output_status`] fails.
 pub fn plan(prepared: &Prepared, hash: &JobHash, overwrite: bool, observer: &dyn Observer) -> Result<Plan> {
     let output = output_status(prepared, hash, overwrite, observer)?;
-    let splits = match prepared.spec.input.sql {
-        Some(_) => Vec::new(),
-        None => all_splits(prepared, hash, &plan::in_order(hash, &prepared.files), observer)?,
+    let splits = match prepared.spec.input.is_staged() {
+        true => Vec::new(),
+        false => all_splits(prepared, hash, &plan::in_order(hash, &prepared.files), observer)?,
     };
     shown(prepared, hash, output, splits)
 }
@@ -225,6 +243,7 @@ fn shown(prepared: &Prepared, hash: &JobHash, output: OutputStatus, splits: Vec<
         },
         files: if spec.input.documents.is_some() { 0 } else { prepared.files.len() },
         input_bytes: prepared.files.iter().map(|f| f.size).sum(),
+        mixture: planned_tables(prepared),
         physical_plan: displayable(physical.as_ref()).indent(false).to_string(),
         splits,
         estimated_bytes_per_token: per_token,
@@ -237,6 +256,24 @@ fn shown(prepared: &Prepared, hash: &JobHash, output: OutputStatus, splits: Vec<
         slots: slots(prepared)?,
         environment: prepared.environment.clone(),
     })
+}
+
+fn planned_tables(prepared: &Prepared) -> Vec<PlannedTable> {
+    let input = &prepared.spec.input;
+    let has_stages = input.mixture.as_ref().is_some_and(|mixture| !mixture.stages.is_empty());
+    let planned = |table: &QueryTable| {
+        let asked = input.tables.get(&table.name)?;
+        let amount = match (asked.weight, asked.tokens, asked.epochs) {
+            (Some(weight), _, _) => format!("weight {weight}"),
+            (_, Some(tokens), _) => units::counted(tokens, "token"),
+            (_, _, Some(epochs)) => format!("{epochs} epochs"),
+            _ if has_stages => "weights of the stages".into(),
+            _ => "once".into(),
+        };
+        let bytes = table.files.iter().map(|file| file.size).sum();
+        Some(PlannedTable { name: table.name.clone(), files: table.files.len(), bytes, amount })
+    };
+    prepared.tables.iter().filter(|_| input.is_mixture()).filter_map(planned).collect()
 }
 
 fn slots(prepared: &Prepared) -> Result<Option<Slots>> {

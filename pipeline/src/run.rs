@@ -51,12 +51,12 @@ use crate::job::{Prepared, blocking, chain};
 use crate::job_diff::differences;
 use crate::output::{self, CommitRecord, Found, Output, PlanRecord};
 use crate::plan;
-use crate::query_rows;
 use crate::run::duplicates::Documents;
 use crate::run::locked_output::{LockedOutput, may_overwrite, remove_overwritten};
 pub use crate::run::stop::Stop;
 pub(crate) use crate::run::stop::release;
 use crate::sequence_offsets;
+use crate::staged_rows;
 use crate::storage::blocking as blocking_call;
 use crate::teacher::{self, DecidedArithmetic, JobInput, LoadedTeachers};
 
@@ -184,19 +184,19 @@ pub(crate) struct Planned {
     record: PlanRecord,
 }
 
-/// The files that the splits of a job read, with the bad records that a query met, by reason. For `input.sql` these are
-/// its rows, which this creates if they are missing.
+/// The files that the splits of a job read, with the bad records that were met in staging them, by reason. For a query and a
+/// mixture these are its rows, which this creates if they are missing.
 async fn files_of(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
     output: &Output,
     observer: &Arc<dyn Observer>,
 ) -> Result<StagedRows> {
-    if prepared.spec.input.sql.is_none() {
-        let nothing = (BTreeMap::new(), Vec::new());
-        return Ok(StagedRows { files: prepared.files.clone(), rows: 0, skipped: nothing.0, sha256: nothing.1 });
+    if !prepared.spec.input.is_staged() {
+        let (skipped, tables, sha256) = (BTreeMap::new(), Vec::new(), Vec::new());
+        return Ok(StagedRows { files: prepared.files.clone(), rows: 0, skipped, tables, sha256 });
     }
-    query_rows::rows_of_query(prepared, hash, output, observer).await
+    staged_rows::rows_of_job(prepared, hash, output, observer).await
 }
 
 /// Creates or resumes the plan of a job and writes it to the output.
@@ -209,21 +209,20 @@ pub(crate) async fn create_plan(
     let earlier = output.plan().await?;
     let staged = files_of(prepared, hash, output, observer).await?;
     if let Some(earlier) = &earlier {
-        query_rows::check(&staged, earlier, output)?;
+        staged_rows::check(&staged, earlier, output)?;
     }
     let StagedRows { files, skipped, sha256, .. } = staged;
     let splits = match &earlier {
         Some(plan) => plan.splits_of(&hash.files),
         None => {
             let in_order = || plan::in_order(hash, &files);
-            let (of, files) =
-                (hash.clone(), if prepared.spec.input.sql.is_some() { files.clone() } else { in_order() });
+            let (of, files) = (hash.clone(), if prepared.spec.input.is_staged() { files.clone() } else { in_order() });
             blocking(prepared, observer, move |p, o| plan::all_splits(p, &of, &files, o)).await?
         }
     };
     if splits.is_empty() {
-        let read =
-            if prepared.spec.input.sql.is_some() { "input.sql gave no rows" } else { "the input holds no records" };
+        let staged = prepared.spec.input.staged_by().map(|what| format!("{what} gave no rows"));
+        let read = staged.unwrap_or_else(|| "the input holds no records".into());
         return Err(PipelineError::new(ErrorKind::Input, format!("{read}: there is nothing to prepare")));
     }
     let known = earlier.as_ref().and_then(|plan| plan.duplicates.as_ref());
@@ -257,7 +256,7 @@ pub(crate) struct Job {
     hash: JobHash,
     /// The files that the splits read.
     files: Arc<Vec<stillhouse_input_files::InputFile>>,
-    /// Bad records that `input.sql` met, by reason. They are counted with the first split.
+    /// Bad records that were met in staging, by reason. They are counted with the first split.
     skipped: BTreeMap<String, u64>,
     /// The list of a job with `deduplicate`.
     duplicates: Option<Arc<dyn DuplicateList>>,
@@ -413,9 +412,9 @@ impl Job {
             observer.event(&Event::Warning { message });
         }
         finish::write(&output, plan::tokenizer_json(&self.prepared)?, &self.prepared.operators, &manifest).await?;
-        if output.folder().is_none() && self.prepared.spec.input.sql.is_some() {
+        if output.folder().is_none() && self.prepared.spec.input.is_staged() {
             // for an output on a disk, `write` has removed them with the rest of the state
-            query_rows::remove_staged(&output.sql_folder(&self.hash.hash)?).await;
+            staged_rows::remove_staged(&output.sql_folder(&self.hash.hash)?).await;
         }
         finish::report_finished(&output, &manifest, began.elapsed().as_secs_f64(), false, observer.as_ref());
         Ok(ran)
@@ -459,7 +458,7 @@ impl Job {
 
 /// Runs the first split of a job in this process into a temporary folder, then deletes the folder.
 ///
-/// Cost: loads the teacher, runs all of `input.sql`, and builds one split.
+/// Cost: loads the teacher, stages all rows of `input.sql` or of a mixture, and builds one split.
 ///
 /// # Errors
 /// See [`run`].

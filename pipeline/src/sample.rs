@@ -5,9 +5,9 @@
 //! ```
 //!
 //! These are the rows that `run` stores, ids and noise included: the same plan in the same batches. Writes only
-//! temporary files (long documents, the rows of `input.sql`).
+//! temporary files (long documents, staged rows).
 //!
-//! Cost: loads the teacher and runs it over these rows and a few later batches; runs all of `input.sql`. Memory: that
+//! Cost: loads the teacher and runs it over these rows and a few later batches; stages all rows of `input.sql` or of a mixture. Memory: that
 //! of one split of a run, and the decoded rows.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +21,7 @@ use serde::Serialize;
 use stillhouse_datasets::inspect::{InspectOptions, RowView, decode};
 use stillhouse_operators::operator::OperatorError;
 use stillhouse_operators::rows::ListRows;
+pub use stillhouse_query::MixedTable;
 use stillhouse_schemas::columns;
 use stillhouse_schemas::manifest::{Manifest, SplitRecord};
 
@@ -36,7 +37,7 @@ use crate::job::{Prepared, blocking};
 use crate::measure::{self, SampleMeasurements};
 use crate::run::splits::{sample_resources, shard_names, source_of};
 use crate::teacher::{JobInput, LoadedTeachers, load_all};
-use crate::{finish, functions, plan};
+use crate::{finish, plan, staged_rows};
 use stillhouse_input_files::InputFile;
 
 /// Maximum number of rows that a sample decodes, however long its documents are.
@@ -61,6 +62,9 @@ pub struct Sample {
     /// Number of documents that filters dropped, by rule and reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub dropped: BTreeMap<String, u64>,
+    /// The tables of a mixture, with what it has of each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mixture: Vec<MixedTable>,
     /// V, the vocabulary size.
     pub vocab_size: u64,
     /// Sizes and speed, measured on these rows; `None` without rows.
@@ -79,7 +83,7 @@ pub async fn sample(
     observer: Arc<dyn Observer>,
 ) -> Result<Sample> {
     let of = hash.clone();
-    let SampleInput { splits, files, devices, device_count, manifest, .. } =
+    let SampleInput { splits, files, devices, device_count, manifest, staged } =
         &blocking(&prepared, &observer, move |p, o| SampleInput::prepare(p, &of, o)).await?;
     observer.event(&Event::Preparing { what: "preparing the first documents".into() });
     let pool = Pool::of_this_process()?;
@@ -93,6 +97,7 @@ pub async fn sample(
         cut: false,
         skipped: BTreeMap::new(),
         dropped: BTreeMap::new(),
+        mixture: staged.as_ref().map_or(Vec::new(), |staged| staged.tables.clone()),
         vocab_size: prepared.vocab_size as u64,
         measured: None,
     };
@@ -127,15 +132,16 @@ struct SampleInput {
     /// Devices of a run; the sample uses one.
     device_count: usize,
     manifest: Manifest,
-    /// Rows of `input.sql`; dropping this removes them.
-    _query: Option<Query>,
+    /// Staged rows; dropping this removes them.
+    staged: Option<TemporaryRows>,
 }
 
 impl SampleInput {
     fn prepare(prepared: &Prepared, hash: &JobHash, observer: &dyn Observer) -> Result<Self> {
-        let mut query = prepared.spec.input.sql.as_ref().map(|_| Query::run(prepared, observer)).transpose()?;
-        let files = match &mut query {
-            Some(query) => std::mem::take(&mut query.files),
+        let is_staged = prepared.spec.input.is_staged();
+        let mut staged = is_staged.then(|| TemporaryRows::make(prepared, observer)).transpose()?;
+        let files = match &mut staged {
+            Some(staged) => std::mem::take(&mut staged.files),
             None => plan::in_order(hash, &prepared.files),
         };
         let splits = plan::all_splits(prepared, hash, &files, observer)?;
@@ -149,32 +155,32 @@ impl SampleInput {
         let first = teachers.into_iter().next().map(DeviceQueue::start).transpose();
         let first = first.map_err(|e| PipelineError::caused(ErrorKind::Model, "teacher", e))?;
         let (splits, files, devices) = (Arc::new(splits), Arc::new(files), first.into_iter().collect());
-        Ok(Self { splits, files, devices, device_count, manifest, _query: query })
+        Ok(Self { splits, files, devices, device_count, manifest, staged })
     }
 }
 
-/// The rows of `input.sql` in a temporary folder; dropping this removes it.
-struct Query {
+/// Staged rows in a temporary folder; dropping this removes it.
+struct TemporaryRows {
     files: Vec<InputFile>,
+    tables: Vec<MixedTable>,
     _folder: tempfile::TempDir,
 }
 
-impl Query {
-    fn run(prepared: &Prepared, observer: &dyn Observer) -> Result<Self> {
-        observer.event(&Event::Preparing { what: "running input.sql".into() });
+impl TemporaryRows {
+    fn make(prepared: &Prepared, observer: &dyn Observer) -> Result<Self> {
         let folder = tempfile::tempdir()
-            .map_err(|e| PipelineError::caused(ErrorKind::Input, "no temporary folder for the rows of input.sql", e))?;
-        let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
-        let place = folder.path().join("input");
-        let input = &prepared.spec.input;
-        let staged =
-            stillhouse_query::stage_sql(&prepared.store, &prepared.tables, input, memory, &place, functions::register)
-                .map_err(|e| PipelineError::source("input.sql", e))?;
-        Ok(Self { files: staged.files, _folder: folder })
+            .map_err(|e| PipelineError::caused(ErrorKind::Input, "no temporary folder for the staged rows", e))?;
+        let staged = staged_rows::make_rows(prepared, &folder.path().join("input"), observer)?;
+        Ok(Self { files: staged.files, tables: staged.tables, _folder: folder })
     }
 }
 
 impl Sample {
+    /// Tokens of a mixture, all of which were counted; `None` for other inputs.
+    pub fn mixed_tokens(&self) -> Option<u64> {
+        (!self.mixture.is_empty()).then(|| self.mixture.iter().map(|table| table.mixed_tokens).sum())
+    }
+
     /// Counts the documents of a split and returns its rows that begin in a requested document. Goes on for a few batches
     /// if the teacher was timed on too few. Adds the tokens of each batch and the time that it took to come to `batch_times`.
     async fn add_split(

@@ -24,8 +24,9 @@ pub fn source_record(prepared: &Prepared, manifest: &Manifest, id: DocumentId) -
     let usage = |message: String| PipelineError::new(ErrorKind::Usage, message);
     let (number, record) = id.parts();
     let input = &prepared.spec.input;
-    if input.is_rows() || input.sql.is_some() {
-        let what = if input.sql.is_some() { "rows of input.sql, which are not kept" } else { "images or codes" };
+    if input.is_rows() || input.is_staged() {
+        let staged = input.staged_by().map(|what| format!("rows of {what}, which are not kept"));
+        let what = staged.unwrap_or_else(|| "images or codes".into());
         return Err(usage(format!("--job: the documents of this job are {what}; valid: a job that reads text")));
     }
     let split = manifest.splits.iter().find(|split| split.split == number);

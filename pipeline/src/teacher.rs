@@ -23,7 +23,7 @@ use stillhouse_teacher::{Precision, Teacher};
 use crate::engine::teacher::{TeacherLoader, load, precision, teacher_error};
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
-use crate::job::query_input;
+use crate::job::staged_input;
 use crate::job::{Prepared, PreparedTeacher, chain};
 use crate::source::SplitReader;
 use stillhouse_input_files::{InputFile, Listing};
@@ -290,7 +290,7 @@ impl Probe<'_> {
     fn text(&self) -> Result<Text> {
         self.report("reading the first documents".into());
         let listing = Listing::new(Arc::new(self.input.files.to_vec()));
-        let input = Arc::new(query_input(self.prepared));
+        let input = Arc::new(staged_input(self.prepared));
         let mut tokens = Vec::new();
         'splits: for split in self.input.splits.iter().take(MAX_SPLITS) {
             for batch in SplitReader::new(&self.prepared.store, &listing, split.clone(), Arc::clone(&input)) {

@@ -3,6 +3,7 @@
 //! The pipeline contains the checks that read files, tokenizers and teachers.
 
 mod images;
+mod mixture;
 #[cfg(test)]
 mod tests;
 
@@ -19,13 +20,14 @@ use crate::storage::{endpoint_problem, split_url};
 
 /// Runs every check of the built-in keys. `files` are those that sections of operators name.
 pub fn all(job: &JobSpec, files: Vec<SectionFile>) -> Vec<Problem> {
-    let checks: [fn(&JobSpec, &mut Vec<Problem>); 13] = [
+    let checks: [fn(&JobSpec, &mut Vec<Problem>); 14] = [
         engine_combinations,
         endpoints,
         input_combinations,
         conversations,
         carried_columns,
         input_tables,
+        mixture::check,
         images::check,
         no_input,
         holdouts,
@@ -204,6 +206,12 @@ fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
     if input.document != TextDocument::Line && input.format() != InputFormat::Text {
         problems.push(Problem::missing("input.document", "applies only to `format: text`"));
     }
+    for (name, table) in &input.tables {
+        if table.document != TextDocument::Line && table.format != InputFormat::Text {
+            let message = "applies only to `format: text`";
+            problems.push(Problem::missing(format!("input.tables.{name}.document"), message));
+        }
+    }
     for source in input.sources() {
         let (field, input) = (source.field, source.input);
         if input.csv_delimiter != "," && input.format() != InputFormat::Csv {
@@ -215,10 +223,10 @@ fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
                 "applies only to `format: jsonl` and `csv`; other formats store types",
             ));
         }
-        if !input.schema.is_empty() && input.sql.is_none() {
+        if !input.schema.is_empty() && !job.input.is_staged() {
             problems.push(Problem::missing(
                 format!("{field}.schema"),
-                "applies to the columns of a query; set input.sql, too",
+                "applies to the columns of tables; set input.sql or input.tables, too",
             ));
         }
         if input.schema.get(&input.text).is_some_and(|kind| *kind != ColumnType::String) {
@@ -232,9 +240,6 @@ fn input_combinations(job: &JobSpec, problems: &mut Vec<Problem>) {
             let message = "Parquet and Arrow files compress inside; valid: auto, none";
             problems.push(Problem::missing(format!("{field}.compression"), message));
         }
-    }
-    if input.sql.is_some() && input.format() == InputFormat::Text && input.document != TextDocument::Line {
-        problems.push(Problem::missing("input.sql", "reads text files line by line; valid document: line"));
     }
     for (field, path) in input.all_paths() {
         if path.is_empty() {
@@ -285,7 +290,7 @@ fn carried_columns(job: &JobSpec, problems: &mut Vec<Problem>) {
         return;
     }
     let format = input.format();
-    if !format.is_table() && input.sql.is_none() {
+    if !format.is_table() && !input.is_staged() {
         let message = format!("applies to documents of text, and `format: {}` has none; remove it", format.name());
         problems.push(Problem::missing("input.carry", message));
         return;
@@ -300,7 +305,7 @@ fn carried_columns(job: &JobSpec, problems: &mut Vec<Problem>) {
             Some("is empty; valid: the name of a column".to_owned())
         } else if input.carry.iter().take(i).any(|earlier| earlier == name) {
             Some("is there twice; valid: each name once".to_owned())
-        } else if format == InputFormat::Text && input.sql.is_none() && name != FILE_COLUMN {
+        } else if format == InputFormat::Text && !input.is_staged() && name != FILE_COLUMN {
             Some(format!("files of text have no columns; valid: {FILE_COLUMN}"))
         } else {
             None
@@ -309,7 +314,7 @@ fn carried_columns(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Checks that there is input, and that several tables come with a query.
+/// Checks that there is input, and the names of tables.
 fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
     const REQUIRED: &str = "is required and missing";
     let input = &job.input;
@@ -321,10 +326,6 @@ fn input_tables(job: &JobSpec, problems: &mut Vec<Problem>) {
     }
     if input.format.is_none() && (input.tables.is_empty() || !input.paths.is_empty()) {
         problems.push(Problem::missing("input.format", REQUIRED));
-    }
-    if !input.tables.is_empty() && input.sql.is_none() {
-        problems
-            .push(Problem::missing("input.sql", "is required with `tables`: a query that selects documents from them"));
     }
     for name in input.tables.keys() {
         let is_word = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');

@@ -386,6 +386,9 @@ pub struct Statistics {
     /// Documents that filters dropped, by rule and reason. Included in `documents`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub dropped: BTreeMap<String, u64>,
+    /// Documents of a mixture, by the name of their table.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sources: BTreeMap<String, SourceStatistics>,
     /// Bytes of text that filters removed: dropped documents, and what rules cut from kept ones. Included in `text_bytes`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub filtered_bytes: u64,
@@ -445,6 +448,17 @@ pub struct DroppedDocument {
     pub problem: Option<String>,
 }
 
+/// Documents of one table of a mixture. A document that the mixture has several times counts as many.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceStatistics {
+    /// Number of documents read.
+    pub documents: u64,
+    /// Number of documents that no filter dropped.
+    pub kept_documents: u64,
+    /// Tokens of the kept documents, before packing.
+    pub text_tokens: u64,
+}
+
 /// A statistic of an operator, with the rule for merging two values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -475,6 +489,12 @@ impl Statistics {
         }
         for (reason, n) in &other.dropped {
             *self.dropped.entry(reason.clone()).or_default() += n;
+        }
+        for (table, counts) in &other.sources {
+            let sum = self.sources.entry(table.clone()).or_default();
+            sum.documents += counts.documents;
+            sum.kept_documents += counts.kept_documents;
+            sum.text_tokens += counts.text_tokens;
         }
         self.filtered_bytes += other.filtered_bytes;
         self.empty_documents += other.empty_documents;

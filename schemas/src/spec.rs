@@ -19,8 +19,8 @@ pub use self::images::{
     Background, Channels, Codes, Filter, Fit, ImageLabels, Images, Layout, Orientation, PIXEL_VALUES, Profile,
 };
 pub use self::input::{
-    ColumnType, Compression, FILE_COLUMN, Holdout, INPUT_TABLE, Input, InputFormat, OnError, Source, Table,
-    TextDocument,
+    ColumnType, Compression, FILE_COLUMN, Holdout, INPUT_TABLE, Input, InputFormat, Mixture, MixtureStage, OnError,
+    SOURCE_COLUMN, Source, Table, TextDocument,
 };
 use self::sections::Sections;
 

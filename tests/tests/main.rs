@@ -48,6 +48,7 @@ mod input;
 mod integrity;
 mod job_files;
 mod messages;
+mod mixture;
 mod papers;
 mod pins;
 mod plan;

@@ -43,9 +43,22 @@ fn assert_whole(dataset: &Path, undisturbed: &std::collections::BTreeMap<String,
 
 #[test]
 fn kills_change_no_byte() {
-    let wanted = repetitions(6, 20);
+    assert_kills_change_no_byte(&small_job(), repetitions(6, 20));
+}
+
+/// A run of a mixture is killed while it counts, sorts and stages, too.
+#[test]
+fn kills_change_no_byte_of_a_mixture() {
+    let input = &job()["input"];
+    let table = json!({"format": input["format"], "paths": input["paths"]});
+    let tables = json!({"once": table, "often": with(table.clone(), &json!({"epochs": 1.5}))});
+    let input = json!({"format": null, "paths": null, "tables": tables, "split_megabytes": 0.003});
+    assert_kills_change_no_byte(&with(small_job(), &json!({ "input": input })), repetitions(4, 20));
+}
+
+fn assert_kills_change_no_byte(job: &Value, wanted: usize) {
     let scratch = scratch();
-    let file = scratch.job("job.yaml", &with(small_job(), &json!({"output": {"path": "undisturbed"}})));
+    let file = scratch.job("job.yaml", &with(job.clone(), &json!({"output": {"path": "undisturbed"}})));
     let start = Instant::now();
     scratch.stillhouse(&["run", "job.yaml", "--quiet"]).expect(0);
     let duration = start.elapsed();
@@ -60,7 +73,7 @@ fn kills_change_no_byte() {
         // Resume each output until its run ends, then begin another output.
         let name = format!("killed-{finished}");
         let dataset = scratch.path(&name);
-        scratch.job("job.yaml", &with(small_job(), &json!({"output": {"path": name}})));
+        scratch.job("job.yaml", &with(job.clone(), &json!({"output": {"path": name}})));
         let delay = duration.mul_f64(moments.next().unwrap());
         let mut run = scratch.command(&["run", "job.yaml", "--quiet"]).stdin(Stdio::null()).spawn().unwrap();
         // Every second kill comes at a random moment, the others right after a commit, however slow the machine is.

@@ -15,16 +15,20 @@
 mod cut;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::{BooleanArray, RecordBatch, UInt32Array, UInt64Array};
 use arrow::datatypes::{Schema, SchemaRef};
 use rayon::prelude::*;
+use stillhouse_schemas::manifest::SourceStatistics;
 use stillhouse_schemas::problems::Problem;
 
 use crate::config::{JobContext, OperatorConfig};
 use crate::document_pieces::{document_name, document_pieces, unfinished_document};
-use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, tokens_schema};
+use crate::operator::{
+    CarriedValues, Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, tokens_schema,
+};
 use crate::rows::list_column;
 use crate::vocabulary::{Vocabulary, VocabularyError};
 
@@ -41,6 +45,8 @@ pub struct TokenizeConfig {
     /// Bytes of text to encode at once (`input.piece_kilobytes` · 1000). A longer text is encoded at once only if it
     /// cannot be cut.
     pub piece_bytes: usize,
+    /// Whether documents and tokens are counted by table, as in a mixture.
+    pub counts_tables: bool,
 }
 
 impl OperatorConfig for TokenizeConfig {
@@ -48,7 +54,10 @@ impl OperatorConfig for TokenizeConfig {
 
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
         let text = !context.spec.input.is_rows() && context.spec.input.messages.is_none();
-        Ok(text.then_some(Self { piece_bytes: context.spec.input.piece_kilobytes as usize * 1000 }))
+        Ok(text.then_some(Self {
+            piece_bytes: context.spec.input.piece_kilobytes as usize * 1000,
+            counts_tables: context.spec.input.is_mixture(),
+        }))
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {
@@ -76,6 +85,7 @@ impl TokenizeConfig {
             piece_bytes: self.piece_bytes,
             vocabulary: context.vocabulary.clone(),
             buffered: None,
+            tables: context.carried.clone().filter(|_| self.counts_tables),
             statistics: context.statistics.clone(),
             meter: context.meter.clone(),
         })
@@ -88,6 +98,8 @@ pub struct Tokenize {
     piece_bytes: usize,
     vocabulary: Arc<Vocabulary>,
     buffered: Option<BufferedDocument>,
+    /// In a mixture: the tables of the documents, as the first carried value.
+    tables: Option<Arc<dyn CarriedValues>>,
     statistics: SharedStatistics,
     meter: Arc<dyn Meter>,
 }
@@ -158,6 +170,32 @@ impl Tokenize {
     }
 }
 
+impl Tokenize {
+    fn count_by_table(&self, tasks: &[Task<'_>], lengths: &[usize]) -> Result<(), OperatorError> {
+        let Some(tables) = &self.tables else { return Ok(()) };
+        let mut counts: BTreeMap<Arc<str>, SourceStatistics> = BTreeMap::new();
+        for (task, tokens) in tasks.iter().zip(lengths) {
+            let failed =
+                |message: String| OperatorError::Data { operator: NAME, place: document_name(task.id), message };
+            let values = tables.of_document(task.id).map_err(|e| {
+                failed(format!("cannot read the name of its table from a temporary file (TMPDIR): {e}"))
+            })?;
+            let table = values.as_ref().and_then(|values| values.first()?.as_deref());
+            let table = table.ok_or_else(|| failed("has no table: a bug in this program".into()))?;
+            let count = counts.entry(table.into()).or_default();
+            count.text_tokens += *tokens as u64;
+            count.kept_documents += u64::from(task.end);
+        }
+        let mut statistics = self.statistics.lock();
+        for (table, count) in counts {
+            let sum = statistics.sources.entry(table.to_string()).or_default();
+            sum.text_tokens += count.text_tokens;
+            sum.kept_documents += count.kept_documents;
+        }
+        Ok(())
+    }
+}
+
 /// Returns the ids of all tasks, concatenated, and the number of ids of each. Runs on all cores; each run of tasks
 /// shares a buffer.
 fn encode_all(vocabulary: &Vocabulary, tasks: &[Task<'_>]) -> Result<(Vec<u32>, Vec<usize>), OperatorError> {
@@ -193,6 +231,7 @@ impl Operator for Tokenize {
         let (ids, lengths) = encode_all(&self.vocabulary, &tasks)?;
         let total = ids.len() as u64;
         self.statistics.lock().text_tokens += total;
+        self.count_by_table(&tasks, &lengths)?;
         self.meter.add(Measure::Tokens, total);
 
         let schema = tokens_schema();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::Statistics;
+use stillhouse_schemas::manifest::{SourceStatistics, Statistics};
 
 /// An event of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -131,6 +131,9 @@ pub struct InputCounts {
     pub dropped: BTreeMap<String, u64>,
     /// Those documents that yielded no token.
     pub empty_documents: u64,
+    /// Those documents by the table of a mixture.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub sources: BTreeMap<String, SourceStatistics>,
     /// Records skipped, by reason; not included in `documents`.
     pub skipped: BTreeMap<String, u64>,
     /// Tokens of text, before packing.
@@ -144,6 +147,7 @@ impl From<&Statistics> for InputCounts {
         Self {
             documents: s.documents,
             dropped: s.dropped.clone(),
+            sources: s.sources.clone(),
             empty_documents: s.empty_documents,
             skipped: s.skipped.clone(),
             text_tokens: s.text_tokens,

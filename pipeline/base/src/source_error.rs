@@ -107,6 +107,14 @@ pub enum SourceError {
         /// Whether the same query can succeed later.
         retryable: bool,
     },
+    /// The tables could not be mixed.
+    #[error("input.tables: {message}")]
+    Mixture {
+        /// What was found and what is valid.
+        message: String,
+        /// Whether the same mixture can succeed later.
+        retryable: bool,
+    },
     /// The consumer stopped.
     #[error(transparent)]
     Stopped(#[from] Stopped),
@@ -118,7 +126,7 @@ impl SourceError {
         match self {
             Self::Store { error, .. } => is_retryable(error),
             Self::Temporary { .. } => true,
-            Self::Sql { retryable, .. } => *retryable,
+            Self::Sql { retryable, .. } | Self::Mixture { retryable, .. } => *retryable,
             _ => false,
         }
     }

@@ -246,6 +246,14 @@ fn input_statistics(manifest: &Manifest, text: &mut String) {
     for (reason, n) in &s.dropped {
         line("Documents dropped", format!("{} {}", counted(*n), cell(reason)));
     }
+    for (table, counts) in &s.sources {
+        let share = 100.0 * counts.text_tokens as f64 / s.text_tokens.max(1) as f64;
+        let (documents, tokens) = (counted(counts.kept_documents), counted(counts.text_tokens));
+        line(
+            &format!("Of the table {}", code(table)),
+            format!("{documents} documents, {tokens} tokens ({share:.2} %)"),
+        );
+    }
     if !s.dropped.is_empty() {
         line("Documents kept", counted(s.documents_kept()));
     }

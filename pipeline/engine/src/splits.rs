@@ -35,8 +35,8 @@ pub struct Corpus {
     pub input: Arc<Input>,
     /// The splits, one partition each.
     pub splits: Arc<Vec<SplitRecord>>,
-    /// Bad records found by `input.sql`, counted by reason, and the split whose statistics include them.
-    pub query_skipped: Option<(SplitId, BTreeMap<String, u64>)>,
+    /// Bad records found while rows were staged, counted by reason, and the split whose statistics include them.
+    pub staging_skipped: Option<(SplitId, BTreeMap<String, u64>)>,
 }
 
 /// Reads the documents of the splits.
@@ -66,9 +66,9 @@ impl SplitsExec {
 impl DisplayAs for SplitsExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Corpus { files, input, splits, .. } = &self.corpus;
-        match input.sql.is_some() && splits.is_empty() {
-            true => write!(f, "SplitsExec: rows of input.sql over {} files, split once it has run", files.len()),
-            false => {
+        match input.staged_by().filter(|_| splits.is_empty()) {
+            Some(what) => write!(f, "SplitsExec: rows of {what} over {} files, split once they are made", files.len()),
+            None => {
                 write!(f, "SplitsExec: splits={}, files={}, format={:?}", splits.len(), files.len(), input.format())
             }
         }
@@ -120,6 +120,9 @@ impl SplitStream {
                 for (reason, n) in &summary.skipped {
                     *statistics.skipped.entry(reason.clone()).or_default() += n;
                 }
+                for (table, documents) in &summary.of_tables {
+                    statistics.sources.entry(table.clone()).or_default().documents += documents;
+                }
                 Ok(None)
             }
         }
@@ -141,7 +144,7 @@ impl ExecutionPlan for SplitsExec {
         };
         let resources = JobResources::of(&context)?;
         let state = resources.split_state(split);
-        if let Some((first, skipped)) = &self.corpus.query_skipped
+        if let Some((first, skipped)) = &self.corpus.staging_skipped
             && *first == split.split
         {
             state.statistics.lock().skipped.clone_from(skipped);
@@ -196,7 +199,7 @@ mod tests {
             files: Arc::new(vec![file]),
             input: Arc::new(serde_json::from_value(input).unwrap()),
             splits: Arc::clone(&splits),
-            query_skipped: None,
+            staging_skipped: None,
         };
         let resources = JobResources {
             splits,

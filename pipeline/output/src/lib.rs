@@ -6,7 +6,7 @@
 //!                        splits/N.json  the commit record of split N, see [`commit`]
 //!                        lease.json     holder of the output (store)   lock (disk), see [`lease`]
 //!                        staging/       shards being written (disk)
-//!                        input/         rows of input.sql (disk, and a store whose splits other processes make)
+//!                        input/         staged rows (disk, and a store whose splits other processes make)
 //!                        workers/       reports of the run's workers; commits (disk), see [`join`]
 //! ```
 //!
@@ -76,7 +76,7 @@ pub use self::upload::{ShardUpload, Staged, UploadOptions};
 use crate::identity::{JobHash, is_hash_of_job};
 
 const STATE_FOLDER: &str = "_stillhouse";
-/// Folder of the rows of `input.sql`; it exists while the job runs.
+/// Folder of the staged rows of `input.sql` or of a mixture; it exists while the job runs.
 pub const INPUT: &str = "_stillhouse/input";
 /// Folders of an output that a run writes to and removes files from.
 const WRITTEN_FOLDERS: [&str; 5] = ["data", INPUT, "_stillhouse/staging", "_stillhouse/splits", join::WORKERS];

@@ -57,7 +57,7 @@ pub struct PlanRecord {
     /// Arithmetic of the teacher, if any. A resumed run must use the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherArithmetic>,
-    /// SHA-256 of each file of rows that `input.sql` produced. The splits refer to these files.
+    /// SHA-256 of each file of staged rows. The splits refer to these files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub staged: Vec<String>,
     /// The duplicates, in a job with `deduplicate`.
@@ -152,7 +152,7 @@ impl Output {
         disk::existing_file(self.folder()?.join(plan.job_folder).join(plan.job_file)).await
     }
 
-    /// Folder for the rows of `input.sql` while the job runs: inside an output on a disk, otherwise in this machine's
+    /// Folder for the staged rows while the job runs: inside an output on a disk, otherwise in this machine's
     /// cache folder. A run whose splits other processes make also copies the rows to an output in a store.
     ///
     /// # Errors
@@ -166,7 +166,7 @@ impl Output {
                 let none = || {
                     PipelineError::new(
                         ErrorKind::Output,
-                        "input.sql: set HOME or XDG_CACHE_HOME: its rows are kept there while the job runs",
+                        "set HOME or XDG_CACHE_HOME: the rows of input.sql or of a mixture are kept there while the job runs",
                     )
                 };
                 let name = hex::encode(Sha256::digest(format!("{job_hash} {self}")));

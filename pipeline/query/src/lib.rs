@@ -21,6 +21,7 @@ mod bounds;
 mod check;
 mod clauses;
 mod error;
+mod mixture;
 mod nodes;
 mod order;
 mod session;
@@ -30,4 +31,5 @@ mod table;
 mod tests;
 
 pub use check::check_sql;
+pub use mixture::{CountTokens, MixedTable, MixtureProgress, check_mixture, stage_mixture};
 pub use stage::{StagedRecord, StagedRows, read_staged_record, reuse_staged, stage_sql, staged_rows};

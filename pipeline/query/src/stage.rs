@@ -1,4 +1,4 @@
-//! Runs the query and writes its text column, and those of `input.carry`, to Parquet files.
+//! Writes the rows of a query or of a mixture, their text and the columns of `input.carry`, to Parquet files.
 //!
 //! Files and row groups are cut by bytes of values, row by row, so the cuts do not depend on the query's batches.
 
@@ -9,7 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use datafusion::arrow::array::{ArrayRef, AsArray, RecordBatch};
-use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::arrow::compute::concat_batches;
+use datafusion::arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef};
 use datafusion::prelude::SessionContext;
 use futures::StreamExt;
 use parquet::arrow::ArrowWriter;
@@ -26,29 +27,34 @@ use stillhouse_source::{QueryTable, as_text};
 use crate::bounds::on_large_stack;
 use crate::check::plan;
 use crate::error::sql_error;
+use crate::mixture::MixedTable;
 use crate::session::session;
 use crate::table::{FilesTable, SkippedCounts};
 
 const FILE_BYTES: u64 = 256_000_000;
 const ROW_GROUP_BYTES: u64 = 16_000_000;
+/// Rows that the writer is given at once. It decides over pages by what it is given, so this keeps them independent of the batches.
+const PAGE_STEP_ROWS: usize = 32;
 const RECORD: &str = "staged.json";
 
-/// The staged rows of the query.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The staged rows of a query or of a mixture.
+#[derive(Debug, Clone, PartialEq)]
 pub struct StagedRows {
     /// Parquet files with the column that `input.text` names and those that `input.carry` names, all of them strings; empty if
-    /// the query returned no rows. Plan and read them with `input.format` set to Parquet and a store of local files.
+    /// there are no rows. Plan and read them with `input.format` set to Parquet and a store of local files.
     pub files: Vec<InputFile>,
     /// Number of rows in the files.
     pub rows: u64,
     /// Number of bad records of the tables that were skipped, by reason.
     pub skipped: BTreeMap<String, u64>,
+    /// The tables of a mixture.
+    pub tables: Vec<MixedTable>,
     /// SHA-256 of each file.
     pub sha256: Vec<String>,
 }
 
 /// The record that a run writes about its staged rows.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StagedRecord {
     /// Number of rows in all parts.
     pub rows: u64,
@@ -56,6 +62,9 @@ pub struct StagedRecord {
     pub files: Vec<(String, u64)>,
     /// Number of records skipped, by reason.
     pub skipped: BTreeMap<String, u64>,
+    /// The tables of a mixture.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<MixedTable>,
     /// States of the files that the query read.
     #[serde(default)]
     pub inputs: Vec<FileState>,
@@ -80,7 +89,8 @@ impl StagedRecord {
             let (location, state) = (place(&name)?, FileState { bytes: size, ..FileState::default() });
             files.push(InputFile { path: format!("sql/{name}"), location, size, state });
         }
-        Ok(StagedRows { files, rows: self.rows, skipped: self.skipped, sha256: self.sha256 })
+        let Self { rows, skipped, tables, sha256, .. } = self;
+        Ok(StagedRows { files, rows, skipped, tables, sha256 })
     }
 
     /// Iterates over the names, sizes and checksums of the files.
@@ -106,16 +116,31 @@ pub fn stage_sql(
     dir: &Path,
     extra_udfs: impl FnOnce(&SessionContext) + Send,
 ) -> Result<StagedRows, SourceError> {
-    on_large_stack(|| stage(store, tables, input, memory_bytes, dir, extra_udfs))
+    let query = |spill: &Path, parts: &mut PartWriter<'_>| {
+        let skipped = SkippedCounts::default();
+        let context = session(open(store, tables, &skipped)?, memory_bytes, Some(spill), extra_udfs)?;
+        store.wait(async {
+            let plan = plan(&context, input).await?;
+            let frame = context.execute_logical_plan(plan).await.map_err(sql_error)?;
+            let mut rows = frame.execute_stream().await.map_err(sql_error)?;
+            while let Some(batch) = rows.next().await {
+                parts.write_batch(&batch.map_err(sql_error)?)?;
+            }
+            Ok::<_, SourceError>(())
+        })?;
+        Ok((skipped.take(), Vec::new()))
+    };
+    on_large_stack(|| stage(store, tables, input, dir, query))
 }
 
-fn stage(
+/// Stages the rows that `make` writes, and their record. `make` gets a folder for temporary files and returns the number of bad
+/// records skipped, by reason, and the tables of a mixture.
+pub(crate) fn stage(
     store: &Store,
     tables: &[QueryTable],
     input: &Input,
-    memory_bytes: u64,
     dir: &Path,
-    extra_udfs: impl FnOnce(&SessionContext),
+    make: impl FnOnce(&Path, &mut PartWriter<'_>) -> Result<(BTreeMap<String, u64>, Vec<MixedTable>), SourceError>,
 ) -> Result<StagedRows, SourceError> {
     if let Ok(target) = std::fs::read_link(dir) {
         let message = format!("is a link to {}, valid: a folder; remove the link", target.display());
@@ -128,34 +153,26 @@ fn stage(
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(temporary(&record)(e)),
         _ => {}
     }
-    let carried = input.carried_columns().filter(|name| *name != input.text);
-    let names: Vec<&str> = std::iter::once(input.text.as_str()).chain(carried).collect();
-    let mut parts = PartWriter::new(dir, &names)?;
-    let skipped = SkippedCounts::default();
-    let context = session(open(store, tables, &skipped)?, memory_bytes, Some(&spill), extra_udfs)?;
-    store.wait(async {
-        let plan = plan(&context, input).await?;
-        let frame = context.execute_logical_plan(plan).await.map_err(sql_error)?;
-        let mut stream = frame.execute_stream().await.map_err(sql_error)?;
-        while let Some(batch) = stream.next().await {
-            let batch = batch.map_err(sql_error)?;
-            let texts = names.iter().map(|name| text_column(&batch, name)).collect::<Result<_, _>>()?;
-            parts.write(texts)?;
-        }
-        Ok::<_, SourceError>(())
-    })?;
+    let mut parts = PartWriter::new(dir, &staged_columns(input))?;
+    let (skipped, mixed) = make(&spill, &mut parts)?;
     let WrittenParts { files, sha256, rows } = parts.finish()?;
-    // the result is valid only if the files that the query read are still as listed
+    // the result is valid only if the files that were read are still as listed
     let inputs = || tables.iter().flat_map(|table| &table.files);
     store.check_unchanged(inputs())?;
     let states = inputs().map(|f| f.state.clone()).collect();
-    let written = StagedRecord { rows, files, skipped: skipped.take(), inputs: states, sha256 };
+    let written = StagedRecord { rows, files, skipped, tables: mixed, inputs: states, sha256 };
     let text = serde_json::to_vec_pretty(&written).map_err(|e| temporary(&record)(e.into()))?;
     let partial = dir.join("staged.json.partial");
     std::fs::write(&partial, text).map_err(temporary(&partial))?;
     std::fs::rename(&partial, &record).map_err(temporary(&record))?;
     let _ = std::fs::remove_dir_all(&spill);
     with_paths(dir, written)
+}
+
+/// Names of the columns of staged rows.
+pub(crate) fn staged_columns(input: &Input) -> Vec<&str> {
+    let carried = input.carried_columns().filter(|name| *name != input.text);
+    std::iter::once(input.text.as_str()).chain(carried).collect()
 }
 
 /// Returns a column of the result as text.
@@ -189,11 +206,11 @@ pub fn reuse_staged(dir: &Path, inputs: &[InputFile]) -> Option<StagedRows> {
         match file_checksum(&path) {
             Ok(now) if now == sha256 => {}
             Ok(_) => {
-                tracing::warn!("{}: rows of input.sql are not what was staged; they are made again", path.display());
+                tracing::warn!("{}: staged rows are not what was staged; they are made again", path.display());
                 return None;
             }
             Err(e) => {
-                tracing::warn!("{}: cannot be read, so the rows of input.sql are made again: {e}", path.display());
+                tracing::warn!("{}: cannot be read, so the staged rows are made again: {e}", path.display());
                 return None;
             }
         }
@@ -252,10 +269,12 @@ impl Write for ChecksumFile {
 }
 
 /// Writes the staged files.
-struct PartWriter<'a> {
+pub(crate) struct PartWriter<'a> {
     dir: &'a Path,
     schema: SchemaRef,
     writer: Option<ArrowWriter<ChecksumFile>>,
+    /// Rows that the writer does not have yet, fewer than [`PAGE_STEP_ROWS`].
+    pending: Vec<RecordBatch>,
     group_bytes: u64,
     file_bytes: u64,
     written: WrittenParts,
@@ -279,7 +298,15 @@ impl<'a> PartWriter<'a> {
         }
         let fields = names.iter().map(|name| Field::new(*name, DataType::LargeUtf8, true));
         let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
-        Ok(Self { dir, schema, writer: None, group_bytes: 0, file_bytes: 0, written: WrittenParts::default() })
+        Ok(Self {
+            dir,
+            schema,
+            writer: None,
+            pending: Vec::new(),
+            group_bytes: 0,
+            file_bytes: 0,
+            written: WrittenParts::default(),
+        })
     }
 
     fn path(&self) -> std::path::PathBuf {
@@ -293,6 +320,13 @@ impl<'a> PartWriter<'a> {
     fn part_error(&self) -> impl Fn(parquet::errors::ParquetError) -> SourceError + 'static {
         let path = self.path();
         move |e| temporary(&path)(std::io::Error::other(e))
+    }
+
+    /// Writes rows: the columns with the names of the staged ones.
+    pub(crate) fn write_batch(&mut self, batch: &RecordBatch) -> Result<(), SourceError> {
+        let column = |field: &FieldRef| text_column(batch, field.name());
+        let columns = self.schema.fields().iter().map(column).collect::<Result<_, _>>()?;
+        self.write(columns)
     }
 
     fn write(&mut self, columns: Vec<ArrayRef>) -> Result<(), SourceError> {
@@ -309,6 +343,7 @@ impl<'a> PartWriter<'a> {
             self.file_bytes += length + 4;
             if self.group_bytes >= ROW_GROUP_BYTES {
                 self.append(&rows.slice(start, i + 1 - start))?;
+                self.write_pending()?;
                 start = i + 1;
                 self.group_bytes = 0;
                 let error = self.part_error();
@@ -327,6 +362,34 @@ impl<'a> PartWriter<'a> {
     }
 
     fn append(&mut self, rows: &RecordBatch) -> Result<(), SourceError> {
+        let held: usize = self.pending.iter().map(RecordBatch::num_rows).sum();
+        let first = (PAGE_STEP_ROWS - held).min(rows.num_rows());
+        self.pending.push(rows.slice(0, first));
+        if held + first < PAGE_STEP_ROWS {
+            return Ok(());
+        }
+        self.write_pending()?;
+        let mut start = first;
+        while start + PAGE_STEP_ROWS <= rows.num_rows() {
+            self.write_rows(&rows.slice(start, PAGE_STEP_ROWS))?;
+            start += PAGE_STEP_ROWS;
+        }
+        if start < rows.num_rows() {
+            self.pending.push(rows.slice(start, rows.num_rows() - start));
+        }
+        Ok(())
+    }
+
+    fn write_pending(&mut self) -> Result<(), SourceError> {
+        let pending = std::mem::take(&mut self.pending);
+        if pending.is_empty() {
+            return Ok(());
+        }
+        let rows = concat_batches(&self.schema, &pending).map_err(|e| self.part_error()(e.into()))?;
+        self.write_rows(&rows)
+    }
+
+    fn write_rows(&mut self, rows: &RecordBatch) -> Result<(), SourceError> {
         let error = self.part_error();
         if self.writer.is_none() {
             let path = self.path();
@@ -335,7 +398,7 @@ impl<'a> PartWriter<'a> {
                 .set_compression(Compression::ZSTD(ZstdLevel::default()))
                 .set_dictionary_enabled(false)
                 .set_statistics_enabled(EnabledStatistics::None)
-                .set_write_batch_size(32)
+                .set_write_batch_size(PAGE_STEP_ROWS)
                 .set_max_row_group_row_count(None)
                 .build();
             self.writer = Some(ArrowWriter::try_new(file, self.schema.clone(), Some(properties)).map_err(&error)?);
@@ -348,6 +411,7 @@ impl<'a> PartWriter<'a> {
     }
 
     fn close(&mut self) -> Result<(), SourceError> {
+        self.write_pending()?;
         let path = self.path();
         let error = self.part_error();
         if let Some(writer) = self.writer.take() {

@@ -20,8 +20,8 @@ const MAX_STORE_FILES: usize = 32;
 /// Maximum number of problems that a check of files reports.
 pub(super) const MAX_PROBLEMS: usize = 5;
 
-/// Checks that `input.text` is a string column of the files. With `input.sql` it checks nothing, since the query makes
-/// the column. Reports at most five files. Calls `before_item` before it examines each file.
+/// Checks that `input.text` is a string column of the files. With `input.sql` or a mixture it checks nothing,
+/// since these make the column. Reports at most five files. Calls `before_item` before it examines each file.
 ///
 /// # Errors
 /// When a store does not answer, which is not a problem of the job.
@@ -32,7 +32,7 @@ pub fn check_columns(
     before_item: BeforeItem<'_>,
 ) -> Result<Vec<Problem>, SourceError> {
     // `check_first_records` checks images and codes
-    if input.sql.is_some() || input.is_rows() {
+    if input.is_staged() || input.is_rows() {
         return Ok(Vec::new());
     }
     let format = formats::for_input(input);

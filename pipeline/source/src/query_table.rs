@@ -1,4 +1,4 @@
-//! A table of a query (`input.sql`): files of the input, read by the readers of their format.
+//! A table of a query (`input.sql`) or of a mixture: files of the input, read by the readers of their format.
 
 use std::collections::BTreeMap;
 use std::iter::repeat_n;
@@ -15,7 +15,7 @@ use super::column_check::{MAX_PROBLEMS, check_first_bytes};
 use super::formats::{self, Format};
 use super::table_format::{BadRecords, FileColumns, record_batch};
 
-/// A table of a query.
+/// A table of a query or of a mixture.
 #[derive(Debug, Clone)]
 pub struct QueryTable {
     /// Name in the query.
@@ -61,16 +61,19 @@ impl QueryTable {
                 "{}: its files have a column {FILE_COLUMN}, and so has the table; valid: another name",
                 self.field
             );
-            return Err(SourceError::Sql { message, retryable: false });
+            return Err(SourceError::corrupt(FILE_COLUMN, message));
         }
         let file = Field::new(FILE_COLUMN, DataType::LargeUtf8, false);
         let fields: Vec<_> = schema.fields().iter().cloned().chain([Arc::new(file)]).collect();
         Ok(Schema::new(fields))
     }
 
-    /// Whether the table has the column of file names. Only a query that names it can use it.
+    /// Whether the table has the column of file names. Only a query that names it, or a mixture that carries it, can use it.
     fn has_file_column(&self) -> bool {
-        self.input.sql.as_ref().is_some_and(|sql| sql.contains(FILE_COLUMN))
+        match &self.input.sql {
+            Some(sql) => sql.contains(FILE_COLUMN),
+            None => self.input.carry.iter().any(|name| name == FILE_COLUMN),
+        }
     }
 
     /// Reads the columns of `schema` from all files, in order, in batches of at most [`super::BATCH_ROWS`] rows. Returns

@@ -74,7 +74,7 @@ pub fn check_first_records(
         }
     }
     if let Format::Bytes(format) = formats::for_input(input)
-        && input.sql.is_none()
+        && !input.is_staged()
         && found.problems.is_empty()
     {
         found.problems = check_carried_keys(format, store, &chosen, input)?;

@@ -197,7 +197,7 @@ impl RecordReader {
     /// Takes the current document's values of `input.carry`, in the order of the job file.
     pub fn carried(&mut self) -> Carried {
         let (mut of_columns, file) = (std::mem::take(&mut self.carried).into_iter(), self.open.as_ref());
-        let is_file = |name: &String| self.input.sql.is_none() && name == FILE_COLUMN;
+        let is_file = |name: &String| !self.input.is_staged() && name == FILE_COLUMN;
         let value = |name: &String| match is_file(name) {
             true => file.map(|open| open.file.path.clone()),
             false => of_columns.next().flatten(),

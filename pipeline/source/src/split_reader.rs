@@ -60,6 +60,7 @@ impl SplitReader {
             true => ContentReader::Numbers(Box::new(NumbersReader::new(store.clone(), input))),
             false => ContentReader::Texts(Box::new(DocumentReader {
                 carried: (!input.carry.is_empty()).then(Arc::<CarriedTable>::default),
+                is_mixture: input.is_mixture(),
                 reader: RecordReader::new(store.clone(), input),
                 ordinal: 0,
                 document: None,
@@ -166,6 +167,8 @@ struct DocumentReader {
     records: RecordsDigest,
     /// Receives the carried values of the documents, in a job with `input.carry`.
     carried: Option<Arc<CarriedTable>>,
+    /// Whether the first carried value is the table of the document.
+    is_mixture: bool,
 }
 
 impl DocumentReader {
@@ -231,6 +234,11 @@ impl DocumentReader {
         if let Some(carried) = &self.carried {
             let values = self.reader.carried();
             self.records.add_carried(&values);
+            if self.is_mixture
+                && let Some(Some(table)) = values.first()
+            {
+                *summary.of_tables.entry(table.clone()).or_default() += 1;
+            }
             carried.add(document, values).map_err(SourceError::temporary_file)?;
         }
         self.reader.rewind()?;

@@ -12,6 +12,8 @@ pub const TRAIN: &str = "train";
 pub struct ReadSummary {
     /// Documents emitted.
     pub documents: u64,
+    /// Documents emitted of each table, in a mixture.
+    pub of_tables: BTreeMap<String, u64>,
     /// Bytes of text emitted.
     pub text_bytes: u64,
     /// Number of records skipped, by reason.

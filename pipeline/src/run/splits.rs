@@ -78,8 +78,8 @@ impl Job {
         let SplitRunner { output, devices, stop, .. } = &self.runner;
         let prepared = &self.prepared;
         let (names, splits) = (shard_names(&self.runner.splits), Arc::new(pending));
-        let query_skipped = self.runner.splits.first().map(|first| (first.split, self.skipped.clone()));
-        let corpus = Corpus { query_skipped, ..corpus(prepared, &self.files, &splits) };
+        let staging_skipped = self.runner.splits.first().map(|first| (first.split, self.skipped.clone()));
+        let corpus = Corpus { staging_skipped, ..corpus(prepared, &self.files, &splits) };
         let plan = plan_over(corpus, prepared, shards(prepared, &splits, &names, remade));
         let concurrent_splits = self.concurrent_splits().min(splits.len());
         let resources = JobResources {
@@ -104,8 +104,8 @@ impl Job {
 }
 
 fn corpus(prepared: &Prepared, files: &Arc<Vec<InputFile>>, splits: &Arc<Vec<SplitRecord>>) -> Corpus {
-    let input = Arc::new(crate::job::query_input(prepared));
-    Corpus { files: Arc::clone(files), input, splits: Arc::clone(splits), query_skipped: None }
+    let input = Arc::new(crate::job::staged_input(prepared));
+    Corpus { files: Arc::clone(files), input, splits: Arc::clone(splits), staging_skipped: None }
 }
 
 fn shards(

@@ -46,7 +46,7 @@ use crate::job::{self, Prepared, chain, prepare};
 use crate::job_diff::differences;
 use crate::output::{LeaseMonitor, Output, SplitReport, Warning, WorkerReport};
 use crate::plan;
-use crate::query_rows;
+use crate::staged_rows;
 use crate::teacher::{self, DecidedArithmetic, JobInput, LoadedTeachers};
 
 /// Interval between two checks that the run still holds the output.
@@ -502,12 +502,12 @@ async fn load_plan(
         differences(&plan, hash).iter().take(MAX_LINES).for_each(|line| message += &format!("\n  {line}"));
         return Err(PipelineError::new(ErrorKind::Input, message));
     }
-    // the rows of a query are read from the run's staged parts
-    if prepared.spec.input.sql.is_none() {
+    // staged rows are read from the run's parts
+    if !prepared.spec.input.is_staged() {
         check_same_input(&plan, hash)?;
     }
     let staged = files_of(prepared, hash, output, observer).await?;
-    query_rows::check(&staged, &plan, output)?;
+    staged_rows::check(&staged, &plan, output)?;
     let duplicates = duplicates::of_run(prepared, output, plan.duplicates.as_ref()).await?;
     Ok((plan.splits_of(&hash.files), Arc::new(staged.files), staged.skipped, duplicates))
 }

@@ -127,14 +127,13 @@ fn holdouts_name_one_rule_each_and_leave_something() {
 }
 
 #[test]
-fn tables_need_a_query_and_names() {
+fn tables_need_names_and_files() {
     let good =
         "{tables: {docs: {format: jsonl, paths: [x]}, labels: {format: csv, paths: [y]}}, sql: SELECT 1 AS text}";
     assert!(inputs(good).contains("has 0 problems"), "{}", inputs(good));
     for (input, says) in [
         ("{format: jsonl}", "input.paths: is required and missing"),
         ("{paths: [x]}", "input.format: is required and missing"),
-        ("{tables: {a: {format: jsonl, paths: [x]}}}", "input.sql: is required with `tables`"),
         ("{tables: {a: {format: jsonl, paths: [x]}}, paths: [x], sql: q}", "input.format: is required and missing"),
         ("{tables: {a: {format: jsonl, paths: ['']}}, sql: q}", "input.tables.a.paths[0]: got \"\": is empty"),
         ("{tables: {a: {format: jsonl, paths: ['ftp://x']}}, sql: q}", "input.tables.a.paths[0]: got ftp://…"),
@@ -147,6 +146,65 @@ fn tables_need_a_query_and_names() {
         let text = inputs(input);
         assert!(text.contains(says) && text.contains("has 1 problem\n"), "{input}: {text}");
     }
+}
+
+#[test]
+fn amounts_of_a_mixture_are_all_of_one_kind() {
+    let of = |a: &str, b: &str, more: &str| {
+        inputs(&format!(
+            "{{tables: {{a: {{format: jsonl, paths: [x]{a}}}, b: {{format: text, paths: [y]{b}}}}}{more}}}"
+        ))
+    };
+    let stages = ", mixture: {stages: [{share: 1, weights: {a: 1}}, {share: 2, weights: {a: 1, b: 3}}]}";
+    for (a, b, more) in [
+        ("", "", ""),
+        ("", ", document: file", ", carry: [url, _file]"),
+        (", weight: 2", ", weight: 0.5", ", mixture: {tokens: 1e6}"),
+        (", tokens: 100", ", epochs: 2.5", ""),
+        ("", "", stages),
+        (", schema: {id: string}", "", ", holdout: {validation: {share: 0.1}}"),
+    ] {
+        let text = of(a, b, more);
+        assert!(text.contains("has 0 problems"), "{a} {b} {more}: {text}");
+    }
+    for (a, b, more, says) in [
+        (", weight: 2", "", "", "input.tables.b.weight: is required where other tables have a weight"),
+        (", weight: 2", ", tokens: 5", "", "input.tables.b.tokens: other tables have a weight; valid: a weight"),
+        (
+            ", weight: 2, epochs: 1",
+            ", weight: 1",
+            "",
+            "input.tables.a.epochs: a table has one of weight, tokens and epochs",
+        ),
+        (", weight: 0", ", weight: 1", "", "input.tables.a.weight: got 0: too small"),
+        (", epochs: 1001", "", "", "input.tables.a.epochs: got 1001: too large"),
+        ("", "", ", mixture: {tokens: 5}", "input.mixture.tokens: got 5: applies to weights"),
+        (", epochs: 1", "", stages, "input.tables.a.epochs: the stages of the mixture have the weights; remove it"),
+        ("", "", ", mixture: {stages: [{share: 1, weights: {a: 1}}]}", "input.tables.b: is in no stage of the mixture"),
+        (
+            "",
+            "",
+            ", mixture: {stages: [{share: 1, weights: {a: 1, b: 1, c: 1}}]}",
+            "input.mixture.stages[0].weights.c: got \"c\": is not a table; valid: a, b",
+        ),
+        (
+            "",
+            "",
+            ", mixture: {stages: [{share: 1, weights: {a: 1, b: 0}}]}",
+            "input.mixture.stages[0].weights.b: got 0: valid: ",
+        ),
+        ("", "", ", paths: [z], format: jsonl", "input.paths: is a table of its own beside `tables` only in a query"),
+        ("", "", ", format: jsonl", "input.format: got jsonl: applies to `paths`"),
+        ("", "", ", carry: [source]", "input.carry[0]: got \"source\": is the name of the table in a mixture"),
+        ("", "", ", sql: q, mixture: {tokens: 5}", "input.mixture: a query chooses its rows itself"),
+        (", weight: 1", "", ", sql: q", "input.tables.a.weight: applies to mixtures"),
+        (", document: file", "", "", "input.tables.a.document: applies only to `format: text`"),
+    ] {
+        let text = of(a, b, more);
+        assert!(text.contains(says) && text.contains("has 1 problem\n"), "{a} {b} {more}: {text}");
+    }
+    let text = inputs("{format: jsonl, paths: [x], mixture: {tokens: 5}}");
+    assert!(text.contains("input.mixture: mixes tables; set input.tables, too"), "{text}");
 }
 
 #[test]

@@ -25,10 +25,13 @@ pub struct Input {
     #[schemars(length(min = 1))]
     #[schemars(extend("x-identity" = false))]
     pub paths: Vec<String>,
-    /// More files for `sql`, each under the name of its table, in addition to `paths` or in place of them.
+    /// Files under names. Without `sql`, in place of `paths`: the sources of a mixture. With `sql`: more tables of the query.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(length(max = 16))]
+    #[schemars(length(max = 64))]
     pub tables: BTreeMap<String, Table>,
+    /// How much of each table is in the mixture, where the tables do not say all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mixture: Option<Mixture>,
     /// Column (or JSON key) of the text. `meta.text` is the key `text` of the object `meta`, unless a column has the whole name.
     #[serde(default = "default_text")]
     pub text: String,
@@ -94,7 +97,9 @@ pub struct Input {
     pub storage: Option<Storage>,
 }
 
-/// Files that `input.sql` reads as one table.
+/// Files that are one source of a mixture, or one table of `input.sql`.
+///
+/// In a mixture, either all tables have a `weight`, or none has. Without `weight`, `tokens` and `epochs`, a table is read once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
@@ -104,9 +109,24 @@ pub struct Table {
     #[schemars(length(min = 1))]
     #[schemars(extend("x-identity" = false))]
     pub paths: Vec<String>,
+    /// In a mixture: its part of the tokens, in relation to the weights of the other tables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1e-9, max = 1e9))]
+    pub weight: Option<f64>,
+    /// In a mixture: number of its tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub tokens: Option<u64>,
+    /// In a mixture: how often it is read. 0.5 is half of its tokens, 2 is every document twice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1e-9, max = 1000))]
+    pub epochs: Option<f64>,
     /// The column that is read as text, whatever its values look like; the only column of `format: text`.
     #[serde(default = "default_text")]
     pub text: String,
+    /// As `input.document`.
+    #[serde(default, skip_serializing_if = "is_line")]
+    pub document: TextDocument,
     /// As `input.compression`.
     #[serde(default)]
     pub compression: Compression,
@@ -118,6 +138,33 @@ pub struct Table {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(length(max = 1024))]
     pub schema: BTreeMap<String, ColumnType>,
+}
+
+/// Amounts of the tables of a mixture. All are counted in tokens of the job's tokenizer, in documents that `filter` and
+/// the other rules keep, before `deduplicate`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Mixture {
+    /// With weights: tokens of all tables together. A table that has less is read several times. Default: the most for which none is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub tokens: Option<u64>,
+    /// Consecutive parts of the data set with weights of their own, in place of those of the tables (a curriculum).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100))]
+    pub stages: Vec<MixtureStage>,
+}
+
+/// A part of the data set with its own weights.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MixtureStage {
+    /// Part of the tokens of the mixture, in relation to the other stages.
+    #[schemars(range(min = 1e-9, max = 1e9))]
+    pub share: f64,
+    /// Weights of tables, by name. A table without one is not in this stage.
+    #[schemars(length(min = 1))]
+    pub weights: BTreeMap<String, f64>,
 }
 
 /// The type of a column of a table. A value of another type makes a bad record.
@@ -284,6 +331,9 @@ pub struct Holdout {
 fn default_text() -> String {
     "text".into()
 }
+fn is_line(document: &TextDocument) -> bool {
+    *document == TextDocument::Line
+}
 fn default_delimiter() -> String {
     ",".into()
 }
@@ -297,13 +347,35 @@ fn default_piece() -> u32 {
 /// Name of the table that consists of the files in `input.paths`.
 pub const INPUT_TABLE: &str = "input";
 
-/// Name in `input.carry`, and of a column of every table of `input.sql`, of the file of a record.
+/// Name in `input.carry`, and of a column of every table, of the file of a record.
 pub const FILE_COLUMN: &str = "_file";
 
+/// The first name in `input.carry` of a mixture: the table of a document. The program puts it there.
+pub const SOURCE_COLUMN: &str = "source";
+
 impl Input {
-    /// Returns the names in `carry` that are columns of the files. Rows of a query have a column for every name.
+    /// Whether documents of several tables are mixed.
+    pub fn is_mixture(&self) -> bool {
+        self.sql.is_none() && !self.tables.is_empty()
+    }
+
+    /// Whether splits read rows that a run makes from the files, and stages: those of a query or of a mixture.
+    pub fn is_staged(&self) -> bool {
+        self.sql.is_some() || self.is_mixture()
+    }
+
+    /// What makes the staged rows, for messages; `None` if splits read the files.
+    pub fn staged_by(&self) -> Option<&'static str> {
+        match (&self.sql, self.is_mixture()) {
+            (Some(_), _) => Some("input.sql"),
+            (None, true) => Some("the mixture"),
+            (None, false) => None,
+        }
+    }
+
+    /// Returns the names in `carry` that are columns of the files. Staged rows have a column for every name.
     pub fn carried_columns(&self) -> impl Iterator<Item = &str> {
-        self.carry.iter().map(String::as_str).filter(|name| self.sql.is_some() || *name != FILE_COLUMN)
+        self.carry.iter().map(String::as_str).filter(|name| self.is_staged() || *name != FILE_COLUMN)
     }
 
     /// Format of `paths`.
@@ -356,7 +428,7 @@ impl Input {
                 compression: table.compression,
                 csv_delimiter: table.csv_delimiter.clone(),
                 schema: table.schema.clone(),
-                document: TextDocument::Line,
+                document: table.document,
                 ..self.clone()
             },
         });

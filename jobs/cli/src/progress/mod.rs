@@ -19,6 +19,7 @@ use crate::page::{Line, Page, Tone};
 use crate::printer::Printer;
 use crate::table::Table;
 use stillhouse_pipeline::units;
+use stillhouse_schemas::manifest::SourceStatistics;
 
 /// How to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,6 +160,16 @@ pub fn dropped_summary(from: &InputCounts) -> Option<String> {
     (!from.dropped.is_empty()).then(|| by_reason("document", &from.dropped))
 }
 
+/// Describes what each table of a mixture gave; `None` for other inputs.
+pub fn sources_summary(sources: &BTreeMap<String, SourceStatistics>) -> Option<String> {
+    let all: u64 = sources.values().map(|counts| counts.text_tokens).sum();
+    let of_table = |(name, counts): (&String, &SourceStatistics)| {
+        let share = units::share(counts.text_tokens as f64 / all.max(1) as f64);
+        format!("{name} {share} ({})", units::counted(counts.kept_documents, "document"))
+    };
+    (!sources.is_empty()).then(|| sources.iter().map(of_table).collect::<Vec<_>>().join(", "))
+}
+
 fn by_reason(unit: &str, counts: &BTreeMap<String, u64>) -> String {
     let mut text = units::counted(counts.values().sum(), unit);
     if !counts.is_empty() {
@@ -175,6 +186,9 @@ fn summary(finished: &Finished, run: &Progress, teacher: bool) -> Page {
     fact("data set", if finished.already_done { format!("{path} (was complete already)") } else { path.clone() });
     let (read, skipped) = input_summary(&finished.input);
     fact("input", read);
+    if let Some(sources) = sources_summary(&finished.input.sources) {
+        fact("sources", sources);
+    }
     fact("skipped", skipped);
     if let Some(dropped) = dropped_summary(&finished.input) {
         fact("dropped", dropped);
@@ -241,6 +255,7 @@ mod tests {
             seconds: 125.0,
             already_done: false,
             went_in: InputCounts {
+                sources: BTreeMap::new(),
                 documents: 1502,
                 dropped: [("gopher_quality.gopher_short_doc".to_owned(), 1_200), ("c4.curly_bracket".to_owned(), 7)]
                     .into(),

@@ -1,5 +1,6 @@
 //! `stillhouse jobs …`: lists, shows and controls the jobs of a service.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::sync::Arc;
 
@@ -324,6 +325,7 @@ fn result_facts(result: &ResultView) -> Vec<(&'static str, String)> {
     let counts = InputCounts {
         documents: result.documents,
         dropped: result.dropped.clone(),
+        sources: BTreeMap::new(),
         empty_documents: result.empty_documents,
         skipped: result.skipped.clone(),
         text_tokens: result.text_tokens,

@@ -10,7 +10,7 @@ use stillhouse_pipeline::events::Observer;
 use stillhouse_pipeline::job::Prepared;
 use stillhouse_pipeline::measure::{self, Measured, SampleMeasurements};
 use stillhouse_pipeline::plan_report::{IdleSteps, OutputState, OutputStatus, Plan, ScheduleOutlook, Slots};
-use stillhouse_pipeline::sample::Sample;
+use stillhouse_pipeline::sample::{MixedTable, Sample};
 use stillhouse_pipeline::{append, plan, plan_report, run, sample};
 use stillhouse_schemas::manifest::{Piece, Range, SplitRecord};
 
@@ -82,6 +82,10 @@ pub fn call(args: &Args, printer: &Arc<Printer>) -> Result<(), Failure> {
         let observer = Arc::clone(&watch) as Arc<dyn Observer>;
         let sample = |n| sample::sample(Arc::clone(&prepared), &hash, n, Arc::clone(&observer));
         let sample = args.sample.map(|n| runtime.block_on(sample(n))).transpose()?;
+        let plan = match sample.as_ref().and_then(Sample::mixed_tokens) {
+            Some(tokens) => plan.with_measured_tokens(Some(Measured::exact(tokens as f64))),
+            None => plan,
+        };
         let analyzed = match args.analyze {
             true => runtime.block_on(run::analyze(Arc::clone(&prepared), observer))?.plan,
             false => None,
@@ -154,6 +158,10 @@ fn render_sample(sample: &Sample, view: View, page: &mut Page) {
     for (reason, n) in &sample.dropped {
         said += &format!(", {} dropped ({reason})", units::counted(*n, "document"));
     }
+    if !sample.mixture.is_empty() {
+        page.heading("Mixture");
+        page.facts(mixture(&sample.mixture));
+    }
     page.heading("Sample");
     page.line(Line::plain("  ").with(Tone::Dim, said));
     for row in sample.rows.iter().take(SHOWN_ROWS) {
@@ -164,6 +172,20 @@ fn render_sample(sample: &Sample, view: View, page: &mut Page) {
         let more = format!("  … {} more; --json has them all", units::counted(more as u64, "sequence"));
         page.line(Line::new().with(Tone::Dim, more));
     }
+}
+
+/// What a mixture has of each table.
+fn mixture(tables: &[MixedTable]) -> Table {
+    let all: u64 = tables.iter().map(|table| table.mixed_tokens).sum();
+    let mut facts = Table::new("ll");
+    for table in tables {
+        let share = units::share(table.mixed_tokens as f64 / all.max(1) as f64);
+        let (tokens, has) = (units::counted(table.mixed_tokens, "token"), units::counted(table.tokens, "token"));
+        let documents = units::counted(table.documents, "document");
+        let value = format!("{share}, {tokens}: {:.2} epochs of {has} in {documents}", table.epochs);
+        facts.row([Line::new().with(Tone::Dim, &table.name), Line::plain(value)]);
+    }
+    facts
 }
 
 fn parse_price(text: &str) -> Result<f64, String> {
@@ -241,6 +263,11 @@ fn render(plan: &Plan, is_measured: bool, view: View) -> Page {
         files => format!("{}, {} as stored", units::counted(files as u64, "file"), units::bytes(plan.input_bytes)),
     };
     fact("input", input);
+    for (n, table) in plan.mixture.iter().enumerate() {
+        let files = units::counted(table.files as u64, "file");
+        let of = format!("{}: {}, {files}, {}", table.name, table.amount, units::bytes(table.bytes));
+        fact(if n == 0 { "mixture" } else { "" }, of);
+    }
     fact("tokenizer", plan.tokenizer.clone());
     fact("output", output_status(&plan.output, plan.splits.len()));
     for (name, value) in &plan.environment {
@@ -306,7 +333,7 @@ fn output_status(output: &OutputStatus, splits: usize) -> String {
 
 fn split_counts(splits: &[SplitRecord]) -> String {
     if splits.is_empty() {
-        return "known once input.sql has run".into();
+        return "known once the rows of the input are staged".into();
     }
     let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
     for split in splits {
@@ -429,6 +456,7 @@ mod tests {
             tokenizer: "GPT-2 pattern, byte-level BPE (fast)".into(),
             files: 1,
             input_bytes: 12_345_678,
+            mixture: Vec::new(),
             physical_plan: "ShardSinkExec: shards=2\n  SplitsExec: splits=2".into(),
             splits: (0..splits).map(split).collect(),
             estimated_bytes_per_token: 9.14,
@@ -486,7 +514,7 @@ mod tests {
           output     out/demo
           ${CORPUS}  /data/owt
           ~          /home/ann
-          splits     known once input.sql has run
+          splits     known once the rows of the input are staged
           estimate   9.1 bytes per token; the size of the text is not known before it is read
         ");
     }

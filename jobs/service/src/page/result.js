@@ -74,6 +74,7 @@ export function resultView({ job, signal }) {
         ['Most corrections', s.corrections_max ? count(s.corrections_max) : null],
         ['Largest total variation', s.total_variation_max ? s.total_variation_max.toExponential(2) : null],
         ['Documents', s.documents == null ? null : count(s.documents)],
+        ['Sources', s.sources == null ? null : Object.entries(s.sources).map(([name, n]) => `${name} ${share(n.text_tokens / s.text_tokens)} (${count(n.kept_documents)} documents)`).join(', '), 'long'],
         ['Documents without a token', s.empty_documents ? count(s.empty_documents) : null],
         ['Tokens dropped by packing', s.dropped_tokens == null ? null : count(s.dropped_tokens)],
         ['Records skipped', s.skipped == null ? '0' : `${count(Object.values(s.skipped).reduce((n, m) => n + m, 0))}: ${Object.entries(s.skipped).map(([reason, n]) => `${count(n)} ${reason}`).join(', ')}`, s.skipped == null ? null : 'long'],

@@ -2,7 +2,7 @@
 
 mod agreement;
 #[path = "../../../source/src/tests/bench.rs"]
-mod bench;
+pub(crate) mod bench;
 mod queries;
 mod rules;
 mod types;
@@ -24,7 +24,7 @@ pub(super) fn with_sql(fields: Value, sql: &str) -> Input {
     input
 }
 
-pub(super) fn tables(bench: &Bench, input: &Input) -> Vec<QueryTable> {
+pub(crate) fn tables(bench: &Bench, input: &Input) -> Vec<QueryTable> {
     let table = |source: stillhouse_schemas::spec::Source| QueryTable {
         files: bench.files(&source.input),
         name: source.name,

@@ -40,7 +40,7 @@ use crate::events::{Event, Observer};
 use crate::identity::JobHash;
 use crate::job::Prepared;
 use crate::output::{DUPLICATES, DuplicatesRecord, Output};
-use crate::query_rows::upload_part;
+use crate::staged_rows::upload_part;
 use crate::storage::blocking;
 
 /// The list of a job, and what its plan has of it.

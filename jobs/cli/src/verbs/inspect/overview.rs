@@ -5,6 +5,7 @@ use stillhouse_pipeline::units;
 use stillhouse_schemas::manifest::{Statistic, Totals};
 
 use crate::page::{Line, Page, Tone, View};
+use crate::progress::sources_summary;
 use crate::table::Table;
 
 /// Width of the histogram's longest bar, in cells.
@@ -85,6 +86,9 @@ fn statistics(inspection: &Inspection, page: &mut Page) {
     };
     let (bytes, tokens) = (units::bytes(kept_bytes), units::counted(s.text_tokens, "token"));
     table.row(fact("text", format!("{bytes}, {tokens}{per_token}")));
+    if let Some(sources) = sources_summary(&s.sources) {
+        table.row(fact("sources", sources));
+    }
     if s.empty_documents > 0 {
         table.row(fact("", format!("{} without a token", units::counted(s.empty_documents, "document"))));
     }

@@ -66,6 +66,7 @@ fn inspection() -> Inspection {
         bytes_per_token: bytes as f64 / 1_263_616.0,
     };
     let statistics = Statistics {
+        sources: BTreeMap::new(),
         empty_documents: 0,
         documents: 1500,
         dropped: BTreeMap::new(),

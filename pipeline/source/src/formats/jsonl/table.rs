@@ -64,7 +64,7 @@ fn for_each_record(
         }
         let parsed = match bytes > MAX_RECORD_BYTES {
             true => {
-                Err((reason::LONG, format!("the line has {bytes} bytes; valid in a query: at most {MAX_RECORD_BYTES}")))
+                Err((reason::LONG, format!("the line has {bytes} bytes; valid in a table: at most {MAX_RECORD_BYTES}")))
             }
             false => parse(&line),
         };

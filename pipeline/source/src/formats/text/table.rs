@@ -1,4 +1,4 @@
-//! Lines of text files as a table with one column.
+//! Text files as a table with one column.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ impl TableFormat for TextTable {
                 continue;
             }
             if length > MAX_RECORD_BYTES as u64 {
-                let message = format!("the line has {length} bytes; valid in a query: at most {MAX_RECORD_BYTES}");
+                let message = format!("the record has {length} bytes; valid in a table: at most {MAX_RECORD_BYTES}");
                 bad_records.add(file, RecordPosition::Line(start.newlines + 1), reason::LONG, message)?;
                 continue;
             }

@@ -1,13 +1,13 @@
-//! Stages the rows of `input.sql` for all processes that build splits of a run. The query runs once, in the run's
-//! process.
+//! Stages the rows of `input.sql` or of a mixture for all processes that build splits of a run. They are made once, in the
+//! run's process.
 //!
 //! ```text
-//!   output on a disk                   run ── query ──► <output>/_stillhouse/input ◄── workers read
-//!   output in a store                  run ── query ──► a folder of this machine
+//!   output on a disk                   run ── make rows ──► <output>/_stillhouse/input ◄── workers read
+//!   output in a store                  run ── make rows ──► a folder of this machine
 //!   output in a store, remote splits        └── parts, then staged.json ──► <output>/_stillhouse/input ◄── workers and a resumed run read
 //! ```
 //!
-//! The query runs only once because another machine, or the same one later, may get other rows. Then two splits of a
+//! They are made only once because another machine, or the same one later, may get other rows. Then two splits of a
 //! job would come from different rows. Part names contain a checksum, so a run that was suspended and wakes up cannot
 //! replace another run's parts. A run compares every part with its checksum before it reads it, and the checksums with
 //! those in an earlier run's plan. Damaged rows are staged again; other rows end the run.
@@ -24,6 +24,7 @@ use crate::events::{Event, Observer};
 use crate::functions;
 use crate::identity::JobHash;
 use crate::job::{Prepared, blocking};
+use crate::mixture;
 use crate::output::{INPUT, Output, PlanRecord};
 use crate::storage::blocking as blocking_call;
 use stillhouse_input_files::Store;
@@ -60,7 +61,7 @@ async fn is_intact(output: &Output, stored: &str, bytes: u64, sha256: &str) -> R
     }
     let (now, _) = output.read_whole(stored, |_| ()).await?;
     if now != sha256 {
-        tracing::warn!("{}: rows of input.sql are not what was staged; they are made again", output.shown(stored));
+        tracing::warn!("{}: staged rows are not what was staged; they are made again", output.shown(stored));
     }
     Ok(now == sha256)
 }
@@ -88,7 +89,7 @@ pub(crate) fn check(staged: &StagedRows, plan: &PlanRecord, output: &Output) -> 
 
 fn other_rows_error(output: &Output) -> PipelineError {
     let message = format!(
-        "{output}: input.sql gives other rows than it gave when this job was begun; valid: the input as it was and a query whose rows \
+        "{output}: the input gives other rows than it gave when this job was begun; valid: the input as it was and a query whose rows \
          depend on nothing else, or all of it anew with --overwrite"
     );
     PipelineError::new(ErrorKind::Input, message)
@@ -102,8 +103,8 @@ fn part_name(name: &str, sha256: &str) -> String {
     format!("{INPUT}/{}-{name}", &sha256[..NAME_DIGITS.min(sha256.len())])
 }
 
-/// The rows of a job's query, staged now or earlier.
-pub(crate) async fn rows_of_query(
+/// The rows of a job, staged now or earlier.
+pub(crate) async fn rows_of_job(
     prepared: &Arc<Prepared>,
     hash: &JobHash,
     output: &Output,
@@ -123,7 +124,7 @@ pub(crate) async fn rows_of_query(
     let folder = output.sql_folder(&hash.hash)?;
     let staged = {
         let folder = folder.clone();
-        blocking(prepared, observer, move |p, o| stage_query(p, &folder, o)).await?
+        blocking(prepared, observer, move |p, o| stage(p, &folder, o)).await?
     };
     if !is_shared {
         return Ok(staged);
@@ -143,7 +144,7 @@ async fn rows_of_run(output: &Output, shared: Option<StagedRecord>) -> Result<St
     };
     staged.ok_or_else(|| {
         let message = format!(
-            "{output}: the rows of input.sql are not there as this machine sees it; valid: an output that all executors and the run share"
+            "{output}: the staged rows are not there as this machine sees it; valid: an output that all executors and the run share"
         );
         PipelineError::new(ErrorKind::Output, message)
     })
@@ -153,7 +154,7 @@ async fn rows_of_run(output: &Output, shared: Option<StagedRecord>) -> Result<St
 async fn upload_rows(output: &Output, folder: &Path, before: Option<StagedRecord>) -> Result<StagedRecord> {
     let of = folder.to_owned();
     let gone = || {
-        let message = format!("{}: the rows of input.sql are gone; run again", folder.display());
+        let message = format!("{}: the staged rows are gone; run again", folder.display());
         PipelineError::new(ErrorKind::Input, message).retryable()
     };
     let made = blocking_call(move || Ok::<_, PipelineError>(read_staged_record(&of))).await?.ok_or_else(gone)?;
@@ -215,17 +216,30 @@ fn read(file: &Path, start: u64) -> Result<Vec<u8>> {
     }
 }
 
-/// Runs `input.sql` once and stores its rows in `folder`, so that every split reads the same rows.
+/// Makes the rows of a job once and stores them in `folder`, so that every split reads the same rows.
 ///
 /// Reuses the rows that an earlier run of this job has staged.
-pub(crate) fn stage_query(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<StagedRows> {
-    if let Some(staged) = reuse_staged(folder, &prepared.files) {
-        return Ok(staged);
+pub(crate) fn stage(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<StagedRows> {
+    match reuse_staged(folder, &prepared.files) {
+        Some(staged) => Ok(staged),
+        None => make_rows(prepared, folder, observer),
+    }
+}
+
+/// Makes the rows of a job in `folder`, whatever is there.
+pub(crate) fn make_rows(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<StagedRows> {
+    if prepared.spec.input.is_mixture() {
+        return mixture::stage(prepared, folder, observer);
     }
     observer.event(&Event::Preparing { what: "running input.sql".into() });
-    let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
+    let memory = staging_memory_bytes(prepared);
     stage_sql(&prepared.store, &prepared.tables, &prepared.spec.input, memory, folder, functions::register)
         .map_err(|e| PipelineError::source("input.sql", e))
+}
+
+/// Memory of a query or of the sort of a mixture.
+pub(crate) fn staging_memory_bytes(prepared: &Prepared) -> u64 {
+    u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000
 }
 
 /// Removes the staged rows of a finished job.
@@ -233,7 +247,7 @@ pub(crate) async fn remove_staged(folder: &Path) {
     if let Err(e) = tokio::fs::remove_dir_all(folder).await
         && e.kind() != std::io::ErrorKind::NotFound
     {
-        tracing::warn!("the rows of input.sql could not be removed from {}: {e}", folder.display());
+        tracing::warn!("the staged rows could not be removed from {}: {e}", folder.display());
     }
 }
 
@@ -250,7 +264,8 @@ mod tests {
     fn staged(folder: &Path, rows: &[u8]) -> StagedRecord {
         let files = vec![("part-00000.parquet".to_owned(), rows.len() as u64)];
         let sha256 = vec![hex::encode(Sha256::digest(rows))];
-        let made = StagedRecord { rows: 1, files, skipped: BTreeMap::new(), inputs: Vec::new(), sha256 };
+        let made =
+            StagedRecord { rows: 1, files, skipped: BTreeMap::new(), tables: Vec::new(), inputs: Vec::new(), sha256 };
         fs::write(folder.join("part-00000.parquet"), rows).unwrap();
         fs::write(folder.join("staged.json"), serde_json::to_vec(&made).unwrap()).unwrap();
         made
@@ -284,7 +299,7 @@ mod tests {
         // other rows cannot continue the job
         staged(folder.path(), b"something else");
         let refused = upload_rows(&output, folder.path(), Some(made)).await.unwrap_err().to_string();
-        assert!(refused.contains("input.sql gives other rows than it gave when this job was begun"), "{refused}");
+        assert!(refused.contains("the input gives other rows than it gave when this job was begun"), "{refused}");
         lock.release().await;
     }
 }
