@@ -16,7 +16,7 @@ use stillhouse_operators::operator::{
 use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_operators::pack::PackConfig;
 use stillhouse_operators::rows::ListRows;
-use stillhouse_query::{MixtureProgress, StagedRows, stage_mixture};
+use stillhouse_query::{MixtureJob, MixtureProgress, StagedRows, stage_mixture};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_source::TRAIN;
 
@@ -24,14 +24,18 @@ use crate::error::{PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::job::{Prepared, chain};
 use crate::source_error::SourceError;
-use crate::staged_rows::staging_memory_bytes;
 use crate::units;
 
-/// Mixes the tables of a job and stages the rows in `folder`.
+/// Mixes the tables of a job and stages the rows in `folder`; the sort uses at most `memory_bytes`.
 ///
 /// # Errors
 /// If a table cannot be read or cannot give what the job asks for, and if the rows cannot be written.
-pub(crate) fn stage(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<StagedRows> {
+pub(crate) fn stage(
+    prepared: &Prepared,
+    folder: &Path,
+    memory_bytes: u64,
+    observer: &dyn Observer,
+) -> Result<StagedRows> {
     let failed = |e| PipelineError::source("input.tables", e);
     let mut counter = TokenCounter::new(prepared).map_err(failed)?;
     let mut count = |rows: &RecordBatch| counter.count(rows);
@@ -44,9 +48,9 @@ pub(crate) fn stage(prepared: &Prepared, folder: &Path, observer: &dyn Observer)
         };
         observer.event(&Event::Preparing { what });
     };
-    let job = (&prepared.spec.input, prepared.spec.seed);
-    let memory = staging_memory_bytes(prepared);
-    let staged = stage_mixture(&prepared.store, &prepared.tables, job, memory, folder, &mut count, &mut progress)
+    let may_repeat = prepared.operators.iter().all(|operator| operator.name() != deduplicate::NAME);
+    let job = MixtureJob { input: &prepared.spec.input, seed: prepared.spec.seed, may_repeat };
+    let staged = stage_mixture(&prepared.store, &prepared.tables, job, memory_bytes, folder, &mut count, &mut progress)
         .map_err(failed)?;
     for table in staged.tables.iter().filter(|table| table.epochs > 1.0) {
         let (times, tokens) = (table.epochs, units::counted(table.tokens, "token"));

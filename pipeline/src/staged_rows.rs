@@ -228,18 +228,13 @@ pub(crate) fn stage(prepared: &Prepared, folder: &Path, observer: &dyn Observer)
 
 /// Makes the rows of a job in `folder`, whatever is there.
 pub(crate) fn make_rows(prepared: &Prepared, folder: &Path, observer: &dyn Observer) -> Result<StagedRows> {
+    let memory = u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000;
     if prepared.spec.input.is_mixture() {
-        return mixture::stage(prepared, folder, observer);
+        return mixture::stage(prepared, folder, memory, observer);
     }
     observer.event(&Event::Preparing { what: "running input.sql".into() });
-    let memory = staging_memory_bytes(prepared);
     stage_sql(&prepared.store, &prepared.tables, &prepared.spec.input, memory, folder, functions::register)
         .map_err(|e| PipelineError::source("input.sql", e))
-}
-
-/// Memory of a query or of the sort of a mixture.
-pub(crate) fn staging_memory_bytes(prepared: &Prepared) -> u64 {
-    u64::from(prepared.spec.engine.sql_memory_megabytes) * 1_000_000
 }
 
 /// Removes the staged rows of a finished job.

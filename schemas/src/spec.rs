@@ -258,7 +258,7 @@ pub struct Engine {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 16, max = 1_048_576))]
     pub memory_megabytes: Option<u32>,
-    /// Memory for `input.sql`, in megabytes (10^6 bytes). Data beyond it is spilled to disk.
+    /// Memory for `input.sql` and for the sort of a mixture, in megabytes (10^6 bytes). Data beyond it is spilled to disk.
     #[schemars(range(min = 16, max = 1_048_576))]
     pub sql_memory_megabytes: u32,
 }

@@ -110,6 +110,25 @@ fn a_program_of_the_same_version_and_other_sources_is_no_part_of_a_cluster() {
 }
 
 #[test]
+fn a_mixture_is_made_once_however_many_make_its_splits() {
+    let scratch = scratch();
+    let input = &packing_job()["input"];
+    let table = json!({"format": input["format"], "paths": input["paths"]});
+    let tables = json!({"once": table, "often": with(table.clone(), &json!({"epochs": 2.5}))});
+    let input = json!({"format": null, "paths": null, "tables": tables, "split_megabytes": 0.0015});
+    let job = with(packing_job(), &json!({ "input": input }));
+    let expected = shards(&scratch.make(&with(job.clone(), &json!({"output": {"path": "alone"}}))));
+    assert!(expected.len() > 3, "{expected:?}");
+    let mut cluster = Cluster::start(&scratch);
+    let executors = [cluster.executor(&|_| {}), cluster.executor(&|_| {})];
+    Run::begin(&scratch, &cluster.job(&job, "rows"), &[], &|_| {}).expect_success();
+    assert_finished(&scratch.path("rows"), &expected);
+    for executor in executors {
+        assert!(!read_log(&executor.log).contains("the mixture:"), "{}", read_log(&executor.log));
+    }
+}
+
+#[test]
 fn a_query_runs_once_however_many_make_its_splits() {
     let scratch = scratch();
     let sql = "SELECT text FROM input WHERE length(text) > 10 ORDER BY text";

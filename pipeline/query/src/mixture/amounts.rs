@@ -104,8 +104,13 @@ impl Taken {
 /// Decides what is taken of each table. Returns it by name.
 ///
 /// # Errors
-/// If a table has no tokens, would be read more than [`MAX_EPOCHS`] times, or gives none of its documents.
-pub(super) fn decide(input: &Input, tables: &BTreeMap<String, TokensByKey>) -> Result<BTreeMap<String, Taken>, String> {
+/// If a table has no tokens, would be read more than [`MAX_EPOCHS`] times, or more than once if it may not, or gives none of its
+/// documents.
+pub(super) fn decide(
+    input: &Input,
+    tables: &BTreeMap<String, TokensByKey>,
+    may_repeat: bool,
+) -> Result<BTreeMap<String, Taken>, String> {
     if let Some((name, empty)) = tables.iter().find(|(_, table)| table.tokens == 0) {
         return Err(format!(
             "{name} has no tokens in its {} documents, after `filter` and other rules; valid: a table with text",
@@ -122,6 +127,13 @@ pub(super) fn decide(input: &Input, tables: &BTreeMap<String, TokensByKey>) -> R
                 return Err(format!(
                     "{name} would be read {epochs:.0} times: it has {} tokens, and the mixture takes {target:.0}; valid: at most \
                      {MAX_EPOCHS} times",
+                    table.tokens
+                ));
+            }
+            if epochs > 1.0 + WHOLE && !may_repeat {
+                return Err(format!(
+                    "{name} would be read {epochs:.2} times, and `deduplicate` drops the copies of a document: it has {} tokens, and the \
+                     mixture takes {target:.0}; valid: at most once",
                     table.tokens
                 ));
             }
@@ -215,7 +227,7 @@ mod tests {
     /// Tokens that are taken in each stage, counted document by document.
     fn counted(input: &Input, tables: &[(&str, u64, u64)]) -> Result<BTreeMap<String, Vec<u64>>, String> {
         let built = || tables.iter().map(|(name, documents, tokens)| ((*name).to_owned(), table(*documents, *tokens)));
-        let taken = decide(input, &built().collect())?;
+        let taken = decide(input, &built().collect(), true)?;
         let mut counts = BTreeMap::new();
         for (name, documents, tokens) in tables {
             let taken = &taken[*name];
@@ -242,6 +254,7 @@ mod tests {
         let taken = decide(
             &input(weights, r#"{"tokens": 40000}"#),
             &tables.map(|(n, d, t)| (n.to_owned(), table(d, t))).into(),
+            true,
         );
         let epochs: Vec<f64> = taken.unwrap().values().map(|taken| taken.epochs).collect();
         assert_eq!(epochs, [3.0, 2.0]);
@@ -290,7 +303,7 @@ mod tests {
         let mut table = table(10, 7);
         table.add(u64::MAX, 0, 1);
         let input = input(r#"{"a": {"weight": 0.1}}"#, "null");
-        let taken = decide(&input, &BTreeMap::from([("a".to_owned(), table)])).unwrap();
+        let taken = decide(&input, &BTreeMap::from([("a".to_owned(), table)]), false).unwrap();
         assert_eq!(taken["a"].stages_of(u64::MAX).collect::<Vec<_>>(), [0]);
     }
 }

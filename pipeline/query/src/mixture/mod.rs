@@ -84,6 +84,17 @@ pub enum MixtureProgress {
     },
 }
 
+/// The job of a mixture.
+#[derive(Debug, Clone, Copy)]
+pub struct MixtureJob<'a> {
+    /// The input, with its tables and their amounts.
+    pub input: &'a Input,
+    /// The seed of the job.
+    pub seed: u64,
+    /// Whether a table may be read more than once. `deduplicate` would drop the copies.
+    pub may_repeat: bool,
+}
+
 /// What a mixture has of a table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MixedTable {
@@ -160,12 +171,13 @@ pub fn check_mixture(store: &Store, tables: &[QueryTable], input: &Input) -> Res
 pub fn stage_mixture(
     store: &Store,
     tables: &[QueryTable],
-    (input, seed): (&Input, u64),
+    job: MixtureJob<'_>,
     memory_bytes: u64,
     dir: &Path,
     count: &mut CountTokens<'_>,
     progress: &mut dyn FnMut(MixtureProgress),
 ) -> Result<StagedRows, SourceError> {
+    let MixtureJob { input, seed, may_repeat } = job;
     stage(store, tables, input, dir, |spill, parts| {
         let open = |table| Ok((TableRows::open(store, table, input)?, Keys::new(seed, table_name(table))));
         let opened = tables.iter().map(open).collect::<Result<Vec<_>, SourceError>>()?;
@@ -178,7 +190,7 @@ pub fn stage_mixture(
             bad.into_iter().for_each(|(reason, n)| *skipped.entry(reason).or_default() += n);
         }
         let invalid = |message| SourceError::Mixture { message, retryable: false };
-        let mut taken = decide(input, &tokens).map_err(invalid)?;
+        let mut taken = decide(input, &tokens, may_repeat).map_err(invalid)?;
         let mixed_tables = mixed_tables(&tokens, &taken);
         let (rows, bytes) = tokens.values().fold((0, 0), |sum, of| (sum.0 + of.documents, sum.1 + of.bytes));
         let batch_bytes = BATCH_BYTES.min(memory_bytes / BATCHES_IN_MEMORY);

@@ -39,7 +39,15 @@ fn words(batch: &RecordBatch) -> Result<Vec<u64>, SourceError> {
 fn staged(bench: &Bench, input: &Input, memory: u64) -> Result<(StagedRows, Vec<Row>, Vec<MixedTable>), SourceError> {
     let out = tempfile::tempdir().unwrap();
     let tables = tables(bench, input);
-    let staged = stage_mixture(&bench.store, &tables, (input, SEED), memory, out.path(), &mut words, &mut |_| {})?;
+    let staged = stage_mixture(
+        &bench.store,
+        &tables,
+        MixtureJob { input, seed: SEED, may_repeat: true },
+        memory,
+        out.path(),
+        &mut words,
+        &mut |_| {},
+    )?;
     let mut rows = Vec::new();
     for part in 0..staged.files.len() {
         let file = fs::File::open(out.path().join(format!("part-{part:05}.parquet"))).unwrap();
@@ -239,7 +247,7 @@ fn a_bad_record_ends_the_mixture_or_is_counted_once() {
     let failed = stage_mixture(
         &bench.store,
         &tables(&bench, &input),
-        (&input, SEED),
+        MixtureJob { input: &input, seed: SEED, may_repeat: true },
         64 << 20,
         out.path(),
         &mut counting_fails,
