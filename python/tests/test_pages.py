@@ -44,7 +44,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory, demo: pathlib.Path) -> pathl
     """What the pages read of a clone, after `make build`, `make demo` and `stillhouse demo`."""
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "jobs", folder / "jobs")
-    (folder / "assets").symlink_to(ROOT / "assets")
+    for name in ["assets", "docs"]:
+        (folder / name).symlink_to(ROOT / name)
     links = {
         "target/debug/stillhouse": program(),
         "demo-out/demo": demo,
