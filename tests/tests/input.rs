@@ -73,7 +73,7 @@ fn an_empty_holdout_is_an_error_before_the_rest_is_made() {
 #[test]
 fn the_example_of_a_join_in_the_documents_runs() {
     let page = fs::read_to_string(root().join("docs/job-file.md")).unwrap();
-    let example = page.split("```yaml fragment\n").find(|block| block.contains("tables:")).unwrap();
+    let example = page.split("```yaml fragment\n").find(|block| block.contains("sql: |")).unwrap();
     let input = example.split("```").next().unwrap();
     let scratch = Scratch::new();
     fs::create_dir_all(scratch.path("docs")).unwrap();

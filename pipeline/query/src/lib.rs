@@ -31,5 +31,5 @@ mod table;
 mod tests;
 
 pub use check::check_sql;
-pub use mixture::{CountTokens, MixedTable, MixtureJob, MixtureProgress, check_mixture, stage_mixture};
-pub use stage::{StagedRecord, StagedRows, read_staged_record, reuse_staged, stage_sql, staged_rows};
+pub use mixture::{CountTokens, MixtureJob, MixtureProgress, check_mixture, stage_mixture};
+pub use stage::{MixedTable, StagedRecord, StagedRows, read_staged_record, reuse_staged, stage_sql, staged_rows};

@@ -27,7 +27,6 @@ use stillhouse_source::{QueryTable, as_text};
 use crate::bounds::on_large_stack;
 use crate::check::plan;
 use crate::error::sql_error;
-use crate::mixture::MixedTable;
 use crate::session::session;
 use crate::table::{FilesTable, SkippedCounts};
 
@@ -51,6 +50,21 @@ pub struct StagedRows {
     pub tables: Vec<MixedTable>,
     /// SHA-256 of each file.
     pub sha256: Vec<String>,
+}
+
+/// What a mixture has of a table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MixedTable {
+    /// Name of the table.
+    pub name: String,
+    /// Number of its documents.
+    pub documents: u64,
+    /// Its tokens.
+    pub tokens: u64,
+    /// How often it is read.
+    pub epochs: f64,
+    /// Tokens in the mixture.
+    pub mixed_tokens: u64,
 }
 
 /// The record that a run writes about its staged rows.

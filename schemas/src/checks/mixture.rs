@@ -27,7 +27,8 @@ pub(super) fn check(job: &JobSpec, problems: &mut Vec<Problem>) {
             problems.push(Problem::missing(field, message));
         }
     }
-    if let Some(i) = input.carry.iter().position(|name| name == SOURCE_COLUMN) {
+    // first, the program put it there for the processes that work for a run
+    if let Some(i) = input.carry.iter().rposition(|name| name == SOURCE_COLUMN).filter(|i| *i > 0) {
         let message = "is the name of the table in a mixture, which is always carried; remove it";
         problems.push(Problem::new(format!("input.carry[{i}]"), format!("{SOURCE_COLUMN:?}"), message));
     }

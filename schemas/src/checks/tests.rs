@@ -159,6 +159,8 @@ fn amounts_of_a_mixture_are_all_of_one_kind() {
     for (a, b, more) in [
         ("", "", ""),
         ("", ", document: file", ", carry: [url, _file]"),
+        // as executors get it
+        ("", "", ", carry: [source, url]"),
         (", weight: 2", ", weight: 0.5", ", mixture: {tokens: 1e6}"),
         (", tokens: 100", ", epochs: 2.5", ""),
         ("", "", stages),
@@ -195,7 +197,7 @@ fn amounts_of_a_mixture_are_all_of_one_kind() {
         ),
         ("", "", ", paths: [z], format: jsonl", "input.paths: is a table of its own beside `tables` only in a query"),
         ("", "", ", format: jsonl", "input.format: got jsonl: applies to `paths`"),
-        ("", "", ", carry: [source]", "input.carry[0]: got \"source\": is the name of the table in a mixture"),
+        ("", "", ", carry: [url, source]", "input.carry[1]: got \"source\": is the name of the table in a mixture"),
         ("", "", ", sql: q, mixture: {tokens: 5}", "input.mixture: a query chooses its rows itself"),
         (", weight: 1", "", ", sql: q", "input.tables.a.weight: applies to mixtures"),
         (", document: file", "", "", "input.tables.a.document: applies only to `format: text`"),

@@ -36,7 +36,6 @@ use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
 use futures::StreamExt;
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stillhouse_base::source_error::{SourceError, Stopped};
 use stillhouse_input_files::Store;
@@ -49,7 +48,7 @@ use self::amounts::{Taken, TokensByKey, decide};
 use self::table_rows::{TableRows, carried_by_none};
 use crate::error::sql_error;
 use crate::session::session;
-use crate::stage::{PartWriter, StagedRows, stage};
+use crate::stage::{MixedTable, PartWriter, StagedRows, stage};
 
 /// Most bytes of rows that the sort hands on at once, and their part of its memory: it merges several sorted files at once.
 const BATCH_BYTES: u64 = 8 << 20;
@@ -93,21 +92,6 @@ pub struct MixtureJob<'a> {
     pub seed: u64,
     /// Whether a table may be read more than once. `deduplicate` would drop the copies.
     pub may_repeat: bool,
-}
-
-/// What a mixture has of a table.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct MixedTable {
-    /// Name of the table.
-    pub name: String,
-    /// Number of its documents.
-    pub documents: u64,
-    /// Its tokens.
-    pub tokens: u64,
-    /// How often it is read.
-    pub epochs: f64,
-    /// Tokens in the mixture.
-    pub mixed_tokens: u64,
 }
 
 /// Random numbers of the documents of a table.
