@@ -44,7 +44,7 @@ impl ValueSource {
     }
 }
 
-/// Whether a column can have a value at a path. Text may be JSON with any keys.
+/// Whether a column of objects has a field at a path.
 fn has_field(kind: &DataType, path: &[String]) -> bool {
     match (kind, path) {
         (_, []) => true,
