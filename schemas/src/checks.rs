@@ -179,6 +179,9 @@ pub fn path_problem(field: &str, path: &str, role: PathRole) -> Option<Problem> 
         (PathRole::Output, Some(Ok(parts))) if parts.scheme.is_web() => {
             "plain HTTP has no multipart upload and no conditional commit; valid: s3://, gs://, az:// or a path".into()
         }
+        (PathRole::Output, Some(Ok(parts))) if parts.scheme.is_read_only() => {
+            "the hub is only read from; valid: s3://, gs://, az:// or a path".into()
+        }
         (PathRole::Output, Some(Ok(parts))) if parts.key.contains(['*', '?', '[']) => {
             "must be a single folder; valid: a key without *, ? and [".into()
         }

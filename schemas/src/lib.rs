@@ -26,6 +26,7 @@ pub mod checks;
 pub mod columns;
 #[cfg(feature = "job")]
 mod document;
+pub mod hub_names;
 pub mod ids;
 #[cfg(feature = "job")]
 pub mod manifest;

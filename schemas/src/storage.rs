@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hub_names::HubDataset;
+
 /// Options of object stores. Every key is optional. `input.storage` and `output.storage` replace single keys of `storage`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "job", derive(schemars::JsonSchema))]
@@ -172,6 +174,8 @@ pub enum Scheme {
     Gs,
     /// Azure Blob Storage.
     Az,
+    /// Data sets of the Hugging Face hub, read only.
+    Hf,
     /// A plain web server, read only.
     Http,
     /// A web server over TLS, read only.
@@ -185,9 +189,15 @@ impl Scheme {
             Self::S3 => "s3",
             Self::Gs => "gs",
             Self::Az => "az",
+            Self::Hf => "hf",
             Self::Http => "http",
             Self::Https => "https",
         }
+    }
+
+    /// Whether nothing can be written to stores of this kind.
+    pub fn is_read_only(self) -> bool {
+        self.is_web() || self == Self::Hf
     }
 
     /// Whether the store is a web server, in whose URLs `?` begins a query and `%41` is an A.
@@ -200,6 +210,7 @@ impl Scheme {
             "s3" | "s3a" => Self::S3,
             "gs" | "gcs" => Self::Gs,
             "az" | "azure" | "abfs" | "abfss" => Self::Az,
+            "hf" => Self::Hf,
             "http" => Self::Http,
             "https" => Self::Https,
             _ => return None,
@@ -218,7 +229,8 @@ impl fmt::Display for Scheme {
 pub struct UrlParts<'a> {
     /// Kind of store.
     pub scheme: Scheme,
-    /// Bucket or container; for a web server the host, with the port if one is given.
+    /// Bucket or container; for a web server the host, with the port if one is given; for the hub
+    /// `datasets/org/name[@revision]`.
     pub bucket: &'a str,
     /// Everything after the bucket and its slash. May be empty, and may contain globs.
     pub key: &'a str,
@@ -239,14 +251,17 @@ pub fn split_url(text: &str) -> Option<Result<UrlParts<'_>, String>> {
         return None;
     }
     let Some(known) = Scheme::parse(scheme) else {
-        return Some(Err("no store of this kind is known; valid: s3, gs, az, http, https, file, or a path".into()));
+        return Some(Err("no store of this kind is known; valid: s3, gs, az, hf, http, https, file, or a path".into()));
     };
-    let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+    let (bucket, key) = match known {
+        Scheme::Hf => HubDataset::split_key(rest),
+        _ => rest.split_once('/').unwrap_or((rest, "")),
+    };
     Some(check(known, bucket, key).map(|()| UrlParts { scheme: known, bucket, key }))
 }
 
 fn check(scheme: Scheme, bucket: &str, key: &str) -> Result<(), String> {
-    if bucket.contains('@') {
+    if bucket.contains('@') && scheme != Scheme::Hf {
         return Err(format!("holds a user name or an account before @: {CREDENTIALS}; valid: {scheme}://bucket/key"));
     }
     if bucket.contains('?') || has_query(scheme, key) {
@@ -254,6 +269,9 @@ fn check(scheme: Scheme, bucket: &str, key: &str) -> Result<(), String> {
     }
     if bucket.contains('#') || key.contains('#') {
         return Err("holds a fragment; leave out # and what follows (the glob ? finds a # in a name)".into());
+    }
+    if scheme == Scheme::Hf {
+        return HubDataset::parse(bucket).map(drop);
     }
     if bucket.is_empty() {
         return Err(format!("names no {}; valid: {scheme}://{}/key", location_noun(scheme), location_noun(scheme)));
@@ -307,6 +325,8 @@ mod tests {
         assert_eq!(parts("abfss://b"), Ok((Scheme::Az, "b", "")));
         assert_eq!(parts("http://[::1]:80/x%20y"), Ok((Scheme::Http, "[::1]:80", "x%20y")));
         assert_eq!(parts("s3://b/year=202?/month=0[1-3]/*.gz").unwrap().2, "year=202?/month=0[1-3]/*.gz");
+        let hub = "hf://datasets/org/name@refs/convert/parquet/default/*.parquet";
+        assert_eq!(parts(hub), Ok((Scheme::Hf, "datasets/org/name@refs/convert/parquet", "default/*.parquet")));
         assert!(split_url("data/x").is_none() && split_url("file:///x").is_none());
     }
 
@@ -320,6 +340,10 @@ mod tests {
             "gs://b/k#SECRET",
             "https://u:SECRET@h/k",
             "s3:///SECRET",
+            "hf://user:SECRET@h/k",
+            "hf://datasets/org/name/k?token=SECRET",
+            "hf://datasets/org/name#SECRET",
+            "hf://datasets/org/name?SECRET",
             "s3://SEC RET/k",
             "ftp://u:SECRET@h",
         ] {

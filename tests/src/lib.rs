@@ -9,11 +9,12 @@
 //!
 //! Object stores are real servers on this machine: [`seaweed`] (a full S3) and [`rclone`] (an S3 that ignores
 //! `If-None-Match`). [`proxy`] sits in between where the network must fail. [`seaweed`] documents their costs. Models
-//! come from a [`hub`]. Tests that disconnect hosts run them as network namespaces of this machine: [`network`].
+//! come from a [`hub`], data sets of a hub from [`hub_datasets`]. Tests that disconnect hosts run them as network namespaces of this machine: [`network`].
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a fixture that fails fails its test")]
 
 mod byte_models;
 pub mod hub;
+pub mod hub_datasets;
 pub mod network;
 pub mod process_stats;
 pub mod proxy;

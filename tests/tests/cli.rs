@@ -34,7 +34,7 @@ engine: {kind: cluster}
                 "\"red\"",
                 "unknown key; valid keys here: block_urls, chat, clean, decontaminate, deduplicate, engine",
             ),
-            ("input.format", "\"tsv\"", "\"jsonl\", \"text\", \"csv\", \"parquet\", \"arrow\""),
+            ("input.format", "\"tsv\"", "\"jsonl\", \"text\", \"csv\", \"warc\", \"parquet\", \"arrow\""),
             ("input.paths", "[]", "1 or more"),
             ("input.text", "3", "string"),
             ("input.csv_delimiter", "\"ab\"", "must match"),

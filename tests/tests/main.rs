@@ -42,6 +42,7 @@ mod engine;
 mod exports;
 mod features;
 mod generation;
+mod hub_datasets;
 mod images;
 mod init;
 mod input;

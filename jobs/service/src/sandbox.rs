@@ -107,7 +107,7 @@ pub fn confine(access: &Access, scratch: &Path, uses: Uses) -> Result<Confined, 
         .and_then(|rules| rules.scope(Scope::from_all(NEWEST_ABI)))
         .and_then(Ruleset::create)
         .map_err(|e| confine_error(&e))?;
-    let hub = std::env::var_os("HF_TOKEN_PATH").map(PathBuf::from).filter(|_| !access.hub.is_empty());
+    let hub = std::env::var_os("HF_TOKEN_PATH").map(PathBuf::from).filter(|_| access.uses_hub());
     let cluster_files = CLUSTER_VARIABLES.into_iter().filter_map(path_variable).filter(|_| uses.cluster);
     let store_credentials = credentials().filter(|_| uses.stores);
     let system = SYSTEM_PATHS.iter().map(PathBuf::from);

@@ -100,7 +100,8 @@ impl WorkerTask {
         sent.spec.is_some_and(|spec| spec.engine.kind == EngineKind::Ballista)
     }
 
-    /// Whether the job names an object store and so needs the credentials of stores.
+    /// Whether the job names a store that is written to, and so needs the credentials of stores. Web servers need none, and
+    /// the hub has a token of its own.
     pub fn uses_stores(&self) -> bool {
         let (Self::Run { file, .. }
         | Self::Report { file, .. }
@@ -109,7 +110,7 @@ impl WorkerTask {
         let Ok(spec) = job_format().read(file) else { return false };
         let inputs = spec.input.all_paths().flat_map(|(_, path)| alternatives(path).unwrap_or_default());
         let mut places = inputs.chain([spec.output.path.clone()]);
-        places.any(|place| matches!(StoreUrl::parse(&place), Some(Ok(url)) if !url.scheme.is_web()))
+        places.any(|place| matches!(StoreUrl::parse(&place), Some(Ok(url)) if !url.scheme.is_read_only()))
     }
 }
 

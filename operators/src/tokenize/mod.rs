@@ -188,9 +188,7 @@ impl Tokenize {
         }
         let mut statistics = self.statistics.lock();
         for (table, count) in counts {
-            let sum = statistics.sources.entry(table.to_string()).or_default();
-            sum.text_tokens += count.text_tokens;
-            sum.kept_documents += count.kept_documents;
+            *statistics.sources.entry(table.to_string()).or_default() += count;
         }
         Ok(())
     }

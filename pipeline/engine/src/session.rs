@@ -17,6 +17,7 @@ use stillhouse_input_files::Store;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
 use stillhouse_schemas::spec::Engine;
+use stillhouse_schemas::storage::Scheme;
 use url::Url;
 
 use crate::device::DeviceQueue;
@@ -118,7 +119,8 @@ impl Session {
 
 /// Registers the buckets of the input under their URLs, so that DataFusion's own nodes find them as they find the disk.
 fn register_buckets(store: &Store, runtime: &RuntimeEnv) -> Result<()> {
-    for (url, bucket) in store.buckets() {
+    // DataFusion tells stores apart by scheme and host, and all data sets of the hub have the same
+    for (url, bucket) in store.buckets().filter(|(url, _)| url.scheme != Scheme::Hf) {
         let url = Url::parse(&url.to_string()).map_err(|e| DataFusionError::External(Box::new(e)))?;
         runtime.register_object_store(&url, Arc::clone(bucket));
     }

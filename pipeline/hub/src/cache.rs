@@ -19,8 +19,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Fetched;
-use super::reference::{HubRef, is_commit};
+use super::reference::HubRef;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_schemas::hub_names::is_commit;
 
 /// Interval between attempts to take a lock that another process holds.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(100);

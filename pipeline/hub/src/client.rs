@@ -2,7 +2,6 @@
 //! token at the hub's origin.
 
 use std::error::Error;
-use std::fs;
 use std::io::Read;
 use std::thread;
 use std::time::Duration;
@@ -10,18 +9,16 @@ use std::time::Duration;
 use reqwest::blocking::Response;
 use reqwest::header::HeaderMap;
 use reqwest::redirect::Policy;
-use reqwest::{Certificate, Method, StatusCode};
-use rustls::RootCertStore;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
+use reqwest::{Method, StatusCode};
 use serde_json::Value;
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use stillhouse_base::storage::hub::{HubConfig, Token};
 use stillhouse_base::storage::retry::is_transient_status;
-use stillhouse_base::storage::{self, Backoff};
+use stillhouse_base::storage::{self, Backoff, retry_after};
+use stillhouse_schemas::hub_names::is_commit;
 use url::Url;
 
-use super::config::{HubConfig, Token};
-use super::reference::{HubRef, is_commit};
+use super::reference::HubRef;
 
 const MAX_REDIRECTS: usize = 8;
 /// Largest accepted file list: about 400,000 files.
@@ -115,22 +112,8 @@ impl Client {
         if !config.use_proxy {
             settings = settings.no_proxy();
         }
-        if let Some(path) = &config.ca_bundle {
-            let ca_bundle_error = |why: String| {
-                PipelineError::new(
-                    ErrorKind::Usage,
-                    format!("the certificates of {} cannot be used: {why}", path.display()),
-                )
-            };
-            let pem = fs::read(path).map_err(|e| ca_bundle_error(e.to_string()))?;
-            // Unusable certificates, such as very old ones, are skipped; the others still count.
-            let mut store = RootCertStore::empty();
-            let certificates = CertificateDer::pem_slice_iter(&pem).flatten();
-            let usable = certificates.filter(|certificate| store.add(certificate.clone()).is_ok());
-            let trusted: Vec<_> = usable.filter_map(|certificate| Certificate::from_der(&certificate).ok()).collect();
-            if trusted.is_empty() {
-                return Err(ca_bundle_error("it holds none (PEM is read)".to_owned()));
-            }
+        let trusted = config.certificates()?;
+        if !trusted.is_empty() {
             settings = settings.tls_built_in_root_certs(false);
             settings = trusted.into_iter().fold(settings, reqwest::blocking::ClientBuilder::add_root_certificate);
         }
@@ -305,7 +288,7 @@ impl Client {
                 Err(Failure { retry: RetryPolicy::FromStart, ..Failure::transient(format!("{what}: {status_text}")) })
             }
             _ if is_transient_status(status) => Err(Failure {
-                retry: RetryPolicy::AfterBackoff(requested_wait(response.headers())),
+                retry: RetryPolicy::AfterBackoff(retry_after(response.headers())),
                 ..Failure::transient(format!("{what}: {status_text}"))
             }),
             // A signed storage URL may have expired; a retry gets a new one.
@@ -386,15 +369,4 @@ pub(super) fn host(url: &Url) -> &str {
 
 fn error_code(headers: &HeaderMap) -> &str {
     headers.get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default()
-}
-
-/// Returns the wait from `Retry-After`, or from the hub's `RateLimit: "api";r=0;t=30`.
-fn requested_wait(headers: &HeaderMap) -> Option<Duration> {
-    let limit = || {
-        let text = headers.get("ratelimit")?.to_str().ok()?;
-        let parts: Vec<_> = text.split(';').map(str::trim).collect();
-        let seconds = parts.contains(&"r=0").then(|| parts.iter().find_map(|part| part.strip_prefix("t=")))??;
-        seconds.trim().parse().ok().map(Duration::from_secs)
-    };
-    storage::retry_after(headers).or_else(limit)
 }

@@ -28,7 +28,6 @@
 
 mod cache;
 mod client;
-mod config;
 mod download;
 mod reference;
 mod selection;
@@ -39,10 +38,10 @@ use std::path::PathBuf;
 
 use self::cache::CachedRepo;
 use self::client::{Client, Listing};
-pub use self::config::{HubConfig, Token};
 pub use self::reference::HubRef;
 use self::selection::{CacheCoverage, FileSelection};
 use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+pub use stillhouse_base::storage::hub::{HubConfig, Token};
 
 /// The purpose of a fetch, which determines the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use stillhouse_schemas::hub_names::{
+    DEFAULT_REVISION, check_repository, check_revision, decode_slashes, is_commit, split_revision,
+};
+
 /// The scheme of references to the hub.
 const SCHEME: &str = "hf://";
-/// The revision of a reference without one.
-const DEFAULT_REVISION: &str = "main";
 
 /// A model on the hub, with an optional revision and, for GGUF, a file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -91,11 +93,6 @@ impl fmt::Display for HubRef {
     }
 }
 
-/// Whether the text is a commit: 40 lowercase hexadecimal digits.
-pub(super) fn is_commit(text: &str) -> bool {
-    text.len() == 40 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-}
-
 pub(super) fn is_gguf(file: &str) -> bool {
     file.to_ascii_lowercase().ends_with(".gguf")
 }
@@ -120,49 +117,9 @@ fn split_repo(rest: &str) -> (&str, Option<&str>) {
     }
 }
 
-fn split_revision(text: &str) -> (&str, Option<&str>) {
-    let parts = if text.starts_with("refs/pr/") || text.starts_with("refs/convert/") { 3 } else { 1 };
-    match text.match_indices('/').nth(parts - 1) {
-        Some((at, _)) => (&text[..at], Some(&text[at + 1..])),
-        None => (text, None),
-    }
-}
-
-fn decode_slashes(revision: &str) -> String {
-    revision.replace("%2F", "/").replace("%2f", "/")
-}
-
 fn check_repo(repo: &str) -> Result<(), String> {
     if let Some((kind @ ("datasets" | "spaces" | "buckets" | "models"), _)) = repo.split_once('/') {
         return Err(format!("models are named without a kind, as org/name, and {kind}/ is not an organisation"));
     }
-    let is_valid_part = |part: &str| {
-        !part.is_empty()
-            && part.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
-            && !part.starts_with(['-', '.'])
-            && !part.ends_with(['-', '.'])
-            && !part.contains("..")
-            && !part.contains("--")
-    };
-    if repo.len() <= 96 && repo.split('/').count() <= 2 && repo.split('/').all(is_valid_part) {
-        Ok(())
-    } else {
-        Err(format!("{repo:?} is not the name of a repository (letters, digits, '-', '_', '.'; no '--' or '..')"))
-    }
-}
-
-/// Applies git's rules for ref names, as far as they keep paths and URLs safe.
-fn check_revision(revision: &str) -> Result<(), String> {
-    let is_valid_part = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock");
-    let is_forbidden = |c: char| c.is_control() || c.is_whitespace() || "~^:?*[\\%\"<>|".contains(c);
-    if revision.len() <= 200
-        && !revision.contains(is_forbidden)
-        && !revision.contains("..")
-        && !revision.contains("@{")
-        && revision.split('/').all(is_valid_part)
-    {
-        Ok(())
-    } else {
-        Err(format!("{revision:?} is not a branch, a tag or a commit"))
-    }
+    check_repository(repo)
 }

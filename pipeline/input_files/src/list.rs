@@ -216,7 +216,12 @@ const NOT_A_FILE: &str = "is a pipe, a device or a socket; valid: files and fold
 fn components(given: &str) -> (Vec<Cow<'_, str>>, usize) {
     let mut components: Vec<_> = given.strip_prefix("file://").unwrap_or(given).split('/').map(Cow::Borrowed).collect();
     // the host of a web server may be an IPv6 address such as [::1]
-    let fixed = if split_url(given).is_some() { 3 } else { 0 };
+    let fixed = match split_url(given) {
+        // the scheme, nothing between the slashes, and the bucket, which has slashes itself on the hub
+        Some(Ok(parts)) => 2 + parts.bucket.split('/').count(),
+        Some(Err(_)) => 3,
+        None => 0,
+    };
     let mut literal = fixed.min(components.len());
     while let Some(name) = components.get(literal).and_then(|component| unescaped(component)) {
         components[literal] = Cow::Owned(name);

@@ -106,7 +106,8 @@ fn function_kind(state: &SessionState, name: &str, is_window: bool) -> Option<Fu
     }
 }
 
-fn is_string(kind: &DataType) -> bool {
+/// Whether values of a type are strings.
+pub(crate) fn is_string(kind: &DataType) -> bool {
     match kind {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
         DataType::Dictionary(_, value) => is_string(value),

@@ -39,8 +39,9 @@ const ANY: &str = "*";
 #[serde(deny_unknown_fields, default)]
 pub struct Access {
     /// Sources of inputs, teachers and tokenizers: absolute folders of this machine, and URL prefixes of stores
-    /// (`s3://bucket/prefix`, `gs://`, `az://`, `http(s)://host/prefix`; `https://*`: any host). `*`: anything. An
-    /// allowed web server may redirect to another allowed one.
+    /// (`s3://bucket/prefix`, `gs://`, `az://`, `http(s)://host/prefix`; `https://*`: any host), and data sets of the hub in
+    /// all their revisions (`hf://datasets/org/name`, `hf://datasets/org/*`, `hf://*`), which are read with the server's
+    /// token. `*`: anything. An allowed web server may redirect to another allowed one.
     pub read: Vec<String>,
     /// Places of outputs, from which inputs may also come: folders and prefixes, as in `read`.
     pub write: Vec<String>,
@@ -113,6 +114,14 @@ impl Access {
             && [&self.read, &self.write, &self.endpoints, &self.hub, &self.schedulers].into_iter().all(|list| any(list))
     }
 
+    /// Adds a place of reading, and of writing where its store can be written to.
+    pub fn allow(&mut self, place: String) {
+        if !Prefix::parse(&place).is_ok_and(|prefix| prefix.is_read_only()) {
+            self.write.push(place.clone());
+        }
+        self.read.push(place);
+    }
+
     /// Checks the configuration itself, including that its folders exist.
     pub fn check(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
@@ -170,7 +179,9 @@ impl Access {
         let hidden = |message: String| Some(Problem::new(field, format!("{scheme}://…"), message));
         match Prefix::parse(entry) {
             Err(message) => hidden(format!("{message}; valid: {VALID}")),
-            Ok(prefix) if prefix.is_web() && write => hidden("a web server is only read from; valid in read".into()),
+            Ok(prefix) if prefix.is_read_only() && write => {
+                hidden("web servers and the hub are only read from; valid in read".into())
+            }
             Ok(prefix) if !self.private_networks && prefix.address().is_some_and(|a| !is_public(a)) => {
                 let message = "is not an address of the public internet, and private_networks is false";
                 Some(Problem::new(field, format!("{entry:?}"), message))
@@ -222,6 +233,11 @@ impl Access {
         plain.set_fragment(None);
         let roots = Roots::new(self.read.iter().chain(&self.write));
         matches!(StoreUrl::parse(plain.as_str()), Some(Ok(url)) if roots.contains_url(&Prefix::from_url(&url)))
+    }
+
+    /// Whether a job may send requests to the hub.
+    pub fn uses_hub(&self) -> bool {
+        !self.hub.is_empty() || self.read.iter().any(|entry| entry == ANY || entry.starts_with("hf://"))
     }
 
     fn allows_hub(&self, repo: &str) -> bool {

@@ -390,8 +390,54 @@ fn nothing_is_asked_for_a_job_with_problems() {
 }
 
 #[test]
+fn data_sets_of_the_hub_are_allowed_in_all_their_revisions() {
+    let mut world = World::with(&["hf://datasets/org/name", "hf://datasets/all/*"]);
+    let refused = |world: &World, path: &str| {
+        let reported = world.prepared(json!({
+            "input": {"format": "jsonl", "paths": [path]},
+            "tokenizer": {"path": world.path("data/t.json")},
+            "output": {"path": world.path("out/x")},
+        }));
+        reported.contains("does not allow reading here; allowed: ")
+    };
+    // the names, before any request: the hub of this test does not exist
+    let refused_paths = [
+        "hf://datasets/org/name2/x.jsonl",
+        "hf://datasets/org2/name/x.jsonl",
+        "hf://datasets/al/l/x.jsonl",
+        "hf://datasets/allx/name/x.jsonl",
+    ];
+    for path in refused_paths {
+        assert!(refused(&world, path), "{path}");
+    }
+    let allows = |access: &Access, path: &str| {
+        let url = StoreUrl::parse(path).unwrap().unwrap();
+        Gate::new(access).admits(&Location::Store(url)).is_ok()
+    };
+    for path in [
+        "hf://datasets/org/name/x.jsonl",
+        "hf://datasets/org/name@v1/x.jsonl",
+        "hf://datasets/org/name@refs/convert/parquet/a/x.jsonl",
+        "hf://datasets/all/name@~parquet/x.jsonl",
+    ] {
+        assert!(allows(&world.access, path), "{path}");
+    }
+    assert!(refused_paths.iter().all(|path| !allows(&world.access, path)));
+    assert!(world.access.uses_hub() && world.access.check().is_empty(), "{:?}", world.access.check());
+    world.access.read = vec!["hf://*".into()];
+    assert!(allows(&world.access, "hf://datasets/org/name2/x.jsonl") && !allows(&world.access, "s3://b/k"));
+    for entry in ["hf://datasets/*", "hf://datasets/org/name@v1", "hf://org/name", "hf://datasets/or/g*/x"] {
+        world.access.read = vec![entry.into()];
+        assert_eq!(world.access.check().len(), 1, "{entry}");
+    }
+    let mut access = Access::default();
+    ["hf://datasets/all/*", "https://*", "s3://b"].into_iter().for_each(|place| access.allow(place.into()));
+    assert_eq!((access.read.len(), access.write), (3, vec!["s3://b".to_owned()]));
+}
+
+#[test]
 fn configurations_are_checked() {
-    let world = World::with(&["s3://b/p", "https://*", "http://h:80/x", "*"]);
+    let world = World::with(&["s3://b/p", "https://*", "http://h:80/x", "hf://*", "*"]);
     assert_eq!(world.access.check(), []);
     assert_eq!(Access::everything().check(), []);
     let access = Access {

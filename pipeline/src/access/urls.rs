@@ -23,8 +23,10 @@ pub(super) struct Prefix {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Bucket {
-    /// Bucket names are compared literally.
+    /// Bucket names are compared literally. Of a data set of the hub, in all revisions: `datasets/org/name`.
     Named(String),
+    /// All data sets of an organisation of the hub: `datasets/org/`.
+    Organisation(String),
     /// A host as the `url` crate normalizes it, and the effective port.
     Server(Host, Option<u16>),
     /// An invalid host, where nothing is allowed.
@@ -35,12 +37,23 @@ impl Prefix {
     /// Parses an entry of the configuration.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(scheme) = text.strip_suffix("://*") {
-            let any = StoreUrl::parse(&format!("{scheme}://any")).ok_or("is not the URL of a store")??;
+            let any = if scheme == "hf" { "datasets/any/any" } else { "any" };
+            let any = StoreUrl::parse(&format!("{scheme}://{any}")).ok_or("is not the URL of a store")??;
             return Ok(Self { scheme: any.scheme, bucket: None, parts: Vec::new() });
+        }
+        if let Some(organisation) = text.strip_prefix("hf://").and_then(|rest| rest.strip_suffix('*')) {
+            StoreUrl::parse(&format!("hf://{organisation}name")).ok_or("is not the URL of a store")??;
+            let bucket = Some(Bucket::Organisation(organisation.to_owned()));
+            return Ok(Self { scheme: Scheme::Hf, bucket, parts: Vec::new() });
         }
         let url = StoreUrl::parse(text).ok_or("is not the URL of a store")??;
         if url.key.contains(['*', '?', '[']) {
             return Err("is taken as it is, and cannot hold *, ? and [".into());
+        }
+        if url.scheme == Scheme::Hf && url.bucket.contains('@') {
+            return Err(
+                "names a revision, and a data set is allowed in all of them; leave out @ and the revision".into()
+            );
         }
         let prefix = Self::from_url(&url);
         if prefix.bucket == Some(Bucket::Invalid) {
@@ -51,13 +64,17 @@ impl Prefix {
 
     /// The prefix that equals this URL.
     pub fn from_url(url: &StoreUrl) -> Self {
-        let bucket = if url.scheme.is_web() { server(url) } else { Bucket::Named(url.bucket.clone()) };
+        let bucket = match url.scheme {
+            Scheme::Http | Scheme::Https => server(url),
+            Scheme::Hf => Bucket::Named(url.bucket.split('@').next().unwrap_or_default().to_owned()),
+            Scheme::S3 | Scheme::Gs | Scheme::Az => Bucket::Named(url.bucket.clone()),
+        };
         let parts = url.path().parts().map(|part| part.as_ref().to_owned()).collect();
         Self { scheme: url.scheme, bucket: Some(bucket), parts }
     }
 
-    pub fn is_web(&self) -> bool {
-        self.scheme.is_web()
+    pub fn is_read_only(&self) -> bool {
+        self.scheme.is_read_only()
     }
 
     /// The IP address, if the URL names the web server by one.
@@ -74,6 +91,7 @@ impl Prefix {
         let bucket = match (&self.bucket, &other.bucket) {
             (_, Some(Bucket::Invalid)) => false,
             (None, _) => true,
+            (Some(Bucket::Organisation(all)), Some(Bucket::Named(one))) => one.starts_with(all.as_str()),
             (own, other) => own == other,
         };
         self.scheme == other.scheme && bucket && other.parts.starts_with(&self.parts)

@@ -111,6 +111,7 @@ fn explain_response(response: &ErrorResponse, request: &RequestInfo, place: &str
     let code = response.code.as_deref().or(response.status.canonical_reason()).unwrap_or("unknown");
     let short = format!("{status} {code}");
     let advice = match (status, code) {
+        _ if request.place.starts_with("hf://") => return format!("{short}: {}", explain_hub(status, code, response)),
         (_, "NoSuchBucket" | "ContainerNotFound") => {
             return format!("bucket {bucket} does not exist at {service}; check the name, the region and the endpoint");
         }
@@ -142,11 +143,27 @@ fn explain_response(response: &ErrorResponse, request: &RequestInfo, place: &str
     format!("{short}: {advice}")
 }
 
+/// Explains an error of the hub, or of a server of contents that it named.
+fn explain_hub(status: u16, code: &str, response: &ErrorResponse) -> String {
+    match (status, code) {
+        (_, "GatedRepo") => "the data set is gated; accept its terms on its page of the hub, and set HF_TOKEN to a token that may read it",
+        (_, "RevisionNotFound") => "the data set has no such revision; check what follows @ (without it, the branch main is read)",
+        (404, "RepoNotFound") => "the hub has no such data set; check the name",
+        (401 | 403, _) => {
+            "the data set is private or gated, or does not exist; check the name, and set HF_TOKEN to a valid token that may read it"
+        }
+        (429, _) => "the hub answers no more requests for some minutes; set HF_TOKEN, which allows more of them, or start again later",
+        _ => return response.message.clone().unwrap_or_else(|| "the hub refused the request".into()),
+    }
+    .into()
+}
+
 fn explain_no_response(reason: NoResponseReason, text: &str, request: &RequestInfo) -> String {
     let service = &request.service;
     match reason {
         NoResponseReason::UnknownHost => {
-            format!("no such host: {service}; check the endpoint, the bucket and the network")
+            let names = if request.place.starts_with("hf://") { "HF_ENDPOINT" } else { "the endpoint, the bucket" };
+            format!("no such host: {service}; check {names} and the network")
         }
         NoResponseReason::ConnectionRefused => {
             format!("no service listens at {service}; check the endpoint, and that the service runs")

@@ -205,7 +205,10 @@ impl Target {
             // the URL may contain a user name, which must not be shown
             uri.authority().map_or("", |a| a.as_str().rsplit('@').next().unwrap_or_default())
         );
-        let key = self.key(&service, uri.path());
+        let key = match self.scheme {
+            Scheme::Hf => Some(self.hub_key(&service, uri.path())),
+            _ => self.key(&service, uri.path()),
+        };
         let place = match &key {
             Some(key) if key.is_empty() => format!("{}://{}", self.scheme, self.bucket),
             Some(key) => format!("{}://{}/{key}", self.scheme, self.bucket),
@@ -213,6 +216,19 @@ impl Target {
         };
         let permission = permission(method, uri.query().unwrap_or_default());
         RequestInfo { method: method.clone(), place, service, at_store: key.is_some(), permission }
+    }
+
+    /// The file or folder that a request to the hub is about; empty for the data set itself, and for the servers of
+    /// contents, whose URLs name no file.
+    fn hub_key(&self, service: &str, path: &str) -> String {
+        let at_hub = self.base.as_deref().is_some_and(|base| format!("{service}{path}").starts_with(base));
+        let key = ["/resolve/", "/tree/"].into_iter().find_map(|request| path.split_once(request)?.1.split_once('/'));
+        let key = key.map_or("", |(_, key)| key);
+        if at_hub {
+            Path::from_url_path(key).map_or_else(|_| key.to_owned(), |path| path.to_string())
+        } else {
+            String::new()
+        }
     }
 
     /// The object key of a URL; `None` if the URL is not in the bucket.
@@ -262,7 +278,7 @@ impl ErrorResponse {
             (None, Some(value)) => parse_json_error(&value),
             (None, None) => (None, None),
         };
-        let code = code.or_else(|| header("x-ms-error-code")).map(|code| {
+        let code = code.or_else(|| header("x-ms-error-code")).or_else(|| header("x-error-code")).map(|code| {
             let word = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ' ');
             code.chars().filter(word).take(64).collect::<String>()
         });

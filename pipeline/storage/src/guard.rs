@@ -32,7 +32,7 @@ pub(super) const USER_AGENT: &str = concat!("stillhouse/", env!("CARGO_PKG_VERSI
 pub(super) const CLIENT_TIMEOUT_SECONDS: u64 = 3600;
 
 /// The value that object_store's own clients use.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_REDIRECTS: usize = 10;
 
 /// Why the guard refused a request.

@@ -8,6 +8,8 @@
 //!                     ◄─ whole response or failure::TransportError ─┘  explain::explain formats it as one line
 //! ```
 //!
+//! Data sets of the Hugging Face hub are a store too ([`hub`]), on the same transport.
+//!
 //! The retries of object_store are disabled. [`transport`] retries the requests of every store, including those for
 //! credentials. No secret leaves this crate: not by `Debug`, not in an error, not in a log.
 
@@ -19,6 +21,7 @@ pub mod disk_cache;
 pub mod explain;
 pub mod failure;
 pub mod guard;
+pub mod hub;
 pub mod open;
 pub mod profile;
 mod redacted_store;

@@ -3,7 +3,7 @@
 //! Endpoint and region come from the options, then the environment, then the AWS profile. Credentials come from the
 //! environment (keys, web identity), then the profile, then the machine (container, instance). For Google and Azure,
 //! object_store reads the environment: for example GOOGLE_APPLICATION_CREDENTIALS, or AZURE_STORAGE_ACCOUNT_NAME with
-//! AZURE_STORAGE_ACCOUNT_KEY.
+//! AZURE_STORAGE_ACCOUNT_KEY. Endpoint and token of the hub come from the variables of Python's `huggingface_hub`.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,11 +16,13 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::multipart::MultipartStore;
 use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig};
+use stillhouse_schemas::hub_names::HubDataset;
 use stillhouse_schemas::storage::{Storage, endpoint_problem};
 
 use super::explain::explain;
 use super::failure::Target;
 use super::guard::{CLIENT_TIMEOUT_SECONDS, Guard, USER_AGENT};
+use super::hub::{self, HubConfig, HubStore};
 use super::profile::{Environment, NoCredentials, Profile, ProfileProvider};
 use super::redacted_store::RedactedStore;
 use super::transport::{Connector, TransportStatistics};
@@ -35,14 +37,14 @@ pub struct StorageError(pub(crate) String);
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 
-/// An open bucket, container or web server.
+/// An open bucket, container, web server or data set of the hub.
 #[derive(Clone)]
 pub struct Opened {
     /// The store. Its `Debug` output contains no secret.
     pub store: Arc<dyn ObjectStore>,
-    /// Multipart uploads; `None` for web servers.
+    /// Multipart uploads; `None` for stores that are only read.
     pub multipart: Option<Arc<dyn MultipartStore>>,
-    /// Lists of unfinished uploads, and conditional completions; `None` for Azure and web servers.
+    /// Lists of unfinished uploads, and conditional completions; `None` for Azure and stores that are only read.
     pub uploads: Option<Arc<dyn Uploads>>,
     /// Counters of the requests sent so far.
     pub statistics: Arc<TransportStatistics>,
@@ -114,6 +116,7 @@ impl Storages {
             Scheme::S3 => opener.s3()?,
             Scheme::Gs => opener.google()?,
             Scheme::Az => opener.azure()?,
+            Scheme::Hf => opener.hub()?,
             Scheme::Http | Scheme::Https => opener.web()?,
         };
         opened.insert(key, made.clone());
@@ -298,6 +301,24 @@ impl<'a> StoreOpener<'a> {
             .with_http_connector(self.connector(Some(base)))
             .build()
             .map_err(|e| self.builder_error(&e))?;
+        Ok(self.opened(Arc::new(store), None, None))
+    }
+
+    fn hub(&self) -> Result<Opened> {
+        let dataset = HubDataset::parse(&self.url.bucket).map_err(|e| self.open_error(e))?;
+        let mut config = HubConfig::from_environment(self.environment).map_err(|e| self.open_error(e))?;
+        if config.offline {
+            let repository = &dataset.repository;
+            return Err(self.open_error(format!(
+                "HF_HUB_OFFLINE forbids requests to the hub; unset it, or name a folder with the files                  (`hf download --repo-type dataset --local-dir FOLDER {repository}` makes one)"
+            )));
+        }
+        if self.options.anonymous == Some(true) {
+            config.token = None;
+        }
+        let connector = self.connector(Some(config.endpoint.to_string()));
+        let client = connector.transport(hub::connect(&config).map_err(|e| self.open_error(e))?);
+        let store = HubStore::new(client, config, dataset, self.name.clone());
         Ok(self.opened(Arc::new(store), None, None))
     }
 

@@ -34,11 +34,20 @@ impl Backoff {
     }
 }
 
-/// The wait that `Retry-After` asks for, given in seconds or as a date.
+/// The wait that a service asks for: `Retry-After` in seconds or as a date, or the hub's `RateLimit: "api";r=0;t=30`.
 pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    let until = || (DateTime::parse_from_rfc2822(text).ok()?.with_timezone(&Utc) - Utc::now()).to_std().ok();
-    text.parse().ok().map(Duration::from_secs).or_else(until)
+    let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
+    let until = |text: &str| (DateTime::parse_from_rfc2822(text).ok()?.with_timezone(&Utc) - Utc::now()).to_std().ok();
+    let asked = || {
+        let text = text(RETRY_AFTER.as_str())?;
+        text.parse().ok().map(Duration::from_secs).or_else(|| until(text))
+    };
+    let limited = || {
+        let parts: Vec<_> = text("ratelimit")?.split(';').map(str::trim).collect();
+        let seconds = parts.contains(&"r=0").then(|| parts.iter().find_map(|part| part.strip_prefix("t=")))??;
+        seconds.trim().parse().ok().map(Duration::from_secs)
+    };
+    asked().or_else(limited)
 }
 
 /// Whether a response with this status may succeed when the request is sent again. 501, 505 and 507 are permanent: the

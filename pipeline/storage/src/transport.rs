@@ -6,7 +6,8 @@
 //! | 408, 425, 429, 5xx (but 501, 505, 507); `RequestTimeout`, `IncompleteBody`, `OperationAborted`, … | retry |
 //! | 200 for a POST or a copy, with an S3 `<Error>` as its body | retry if transient, else as for its code |
 //! | 2xx, 304, 404, 409, 412 | return the response; error bodies are reduced to code and message |
-//! | a missing bucket, 401, 403, any other status, refusal by the guard | fail with [`TransportError`] at once |
+//! | a redirect of the hub | return the response: its store follows it |
+//! | a missing bucket, data set or revision, 401, 403, any other status, refusal by the guard | fail with [`TransportError`] at once |
 //!
 //! Between attempts it waits a random time up to a limit that doubles, or as long as `Retry-After` asks. Until a
 //! service has answered once, failures to connect are retried up to three attempts only: a wrong host must not take
@@ -99,14 +100,21 @@ pub(super) struct Connector {
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let Self { target, limits, statistics, guard } = self.clone();
-        let client = match guard {
+        let client = match &self.guard {
             Some(guard) => guard
-                .client(target.scheme == Scheme::Http)
+                .client(self.target.scheme == Scheme::Http)
                 .map_err(|e| object_store::Error::Generic { store: "HTTP client", source: Box::new(e) })?,
             None => ReqwestConnector::default().connect(options)?,
         };
-        Ok(HttpClient::new(Transport { client, target, limits, statistics, answered: AtomicBool::new(false) }))
+        Ok(self.transport(client))
+    }
+}
+
+impl Connector {
+    /// Returns a client that sends the requests of this store through another client.
+    pub fn transport(&self, client: HttpClient) -> HttpClient {
+        let Self { target, limits, statistics, .. } = self.clone();
+        HttpClient::new(Transport { client, target, limits, statistics, answered: AtomicBool::new(false) })
     }
 }
 
@@ -195,7 +203,10 @@ impl Transport {
             };
             parts.status = status;
         }
-        if parts.status == StatusCode::NOT_MODIFIED {
+        // clients follow redirects by themselves, except the hub's, which hands them on
+        let is_redirect = parts.status.is_redirection() && self.target.scheme == Scheme::Hf;
+        if parts.status == StatusCode::NOT_MODIFIED || is_redirect {
+            parts.headers.remove(CONTENT_LENGTH);
             return Ok(HttpResponse::from_parts(parts, Bytes::new().into()));
         }
         let response = ErrorResponse::parse(parts.status, &parts.headers, &body, request.headers());
@@ -295,7 +306,7 @@ fn classify(response: &ErrorResponse, info: &RequestInfo) -> Verdict {
             // a PUT may be sent again as it is; a multipart upload must begin anew
             Verdict::Fail { transient: true, resend: info.method == Method::PUT }
         }
-        404 if matches!(code, "NoSuchBucket" | "ContainerNotFound") => fail,
+        404 if matches!(code, "NoSuchBucket" | "ContainerNotFound" | "RepoNotFound" | "RevisionNotFound") => fail,
         404 | 409 | 412 if info.at_store => Verdict::Return,
         _ if is_transient_status(response.status) => resend,
         _ => fail,

@@ -22,7 +22,8 @@ pub enum Location {
 pub struct StoreUrl {
     /// Kind of store.
     pub scheme: Scheme,
-    /// Bucket or container; for a web server the host, with the port if one is given.
+    /// Bucket or container; for a web server the host, with the port if one is given; for the hub
+    /// `datasets/org/name[@revision]`.
     pub bucket: String,
     /// The key in the store's form (not percent-encoded). May contain globs, and keeps a trailing slash.
     pub key: String,
@@ -134,7 +135,7 @@ mod tests {
 
     #[test]
     fn keys_are_taken_as_they_are() {
-        for text in ["s3://b/x y/%41?/[0-9]*.gz", "gs://b", "az://b/folder/"] {
+        for text in ["s3://b/x y/%41?/[0-9]*.gz", "gs://b", "az://b/folder/", "hf://datasets/o/n@refs/pr/1/x%20/*"] {
             assert_eq!(store(text).to_string(), text);
         }
         assert_eq!(store("s3://b/100%").path().as_ref(), "100%");

@@ -20,7 +20,7 @@ pub struct Input {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 4_294_967_295_u64))]
     pub documents: Option<u64>,
-    /// Paths, relative to the job file's folder, or s3://, gs://, az://, http(s):// URLs; globs: `*`, `?`, `[..]`, `**`.
+    /// Paths, relative to the job file's folder, or s3://, gs://, az://, http(s)://, hf://datasets/ URLs; globs: `*`, `?`, `[..]`, `**`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1))]
     #[schemars(extend("x-identity" = false))]
@@ -197,6 +197,8 @@ pub enum InputFormat {
     Text,
     /// Comma-separated values with a header line (RFC 4180).
     Csv,
+    /// WARC files of text, such as the WET files of Common Crawl.
+    Warc,
     /// Apache Parquet.
     Parquet,
     /// Arrow IPC files.
@@ -211,8 +213,17 @@ pub enum InputFormat {
 
 impl InputFormat {
     /// All of them, in the order of the job file's documentation.
-    pub const ALL: [Self; 8] =
-        [Self::Jsonl, Self::Text, Self::Csv, Self::Parquet, Self::Arrow, Self::Images, Self::Codes, Self::None];
+    pub const ALL: [Self; 9] = [
+        Self::Jsonl,
+        Self::Text,
+        Self::Csv,
+        Self::Warc,
+        Self::Parquet,
+        Self::Arrow,
+        Self::Images,
+        Self::Codes,
+        Self::None,
+    ];
 
     /// The formats whose files can be a table of `input.sql`.
     pub fn tables() -> impl Iterator<Item = Self> + Clone {
@@ -225,6 +236,7 @@ impl InputFormat {
             Self::Jsonl => "jsonl",
             Self::Text => "text",
             Self::Csv => "csv",
+            Self::Warc => "warc",
             Self::Parquet => "parquet",
             Self::Arrow => "arrow",
             Self::Images => "images",
@@ -237,14 +249,14 @@ impl InputFormat {
     pub fn compresses_inside(self) -> bool {
         match self {
             Self::Parquet | Self::Arrow | Self::Codes => true,
-            Self::Jsonl | Self::Text | Self::Csv | Self::Images | Self::None => false,
+            Self::Jsonl | Self::Text | Self::Csv | Self::Warc | Self::Images | Self::None => false,
         }
     }
 
     /// Whether its files can be a table of `input.sql`.
     pub fn is_table(self) -> bool {
         match self {
-            Self::Jsonl | Self::Text | Self::Csv | Self::Parquet | Self::Arrow => true,
+            Self::Jsonl | Self::Text | Self::Csv | Self::Warc | Self::Parquet | Self::Arrow => true,
             Self::Images | Self::Codes | Self::None => false,
         }
     }
@@ -253,7 +265,7 @@ impl InputFormat {
     pub fn has_untyped_columns(self) -> bool {
         match self {
             Self::Jsonl | Self::Csv => true,
-            Self::Text | Self::Parquet | Self::Arrow | Self::Images | Self::Codes | Self::None => false,
+            Self::Text | Self::Warc | Self::Parquet | Self::Arrow | Self::Images | Self::Codes | Self::None => false,
         }
     }
 
@@ -261,7 +273,7 @@ impl InputFormat {
     pub fn is_numbers(self) -> bool {
         match self {
             Self::Images | Self::Codes => true,
-            Self::Jsonl | Self::Text | Self::Csv | Self::Parquet | Self::Arrow | Self::None => false,
+            Self::Jsonl | Self::Text | Self::Csv | Self::Warc | Self::Parquet | Self::Arrow | Self::None => false,
         }
     }
 }

@@ -50,7 +50,8 @@ pub struct Args {
     /// Name of the executor in progress and errors [default: machine and process]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// A folder or store (s3://bucket/prefix) that jobs may read and write; they may access nothing else; can be repeated
+    /// A folder or store (s3://bucket/prefix) that jobs may read and write, or a web server or data set of the hub
+    /// (https://host, hf://datasets/org/name) that they may read; they may access nothing else; can be repeated
     #[arg(long, value_name = "PLACE")]
     allow: Vec<String>,
     /// File with the `access` section of a service's configuration (YAML): what jobs may access
@@ -87,8 +88,7 @@ impl Args {
         for named in &self.allow {
             let place =
                 if named.contains("://") { named.clone() } else { absolute(Path::new(named)).display().to_string() };
-            access.read.push(place.clone());
-            access.write.push(place);
+            access.allow(place);
         }
         match access.check() {
             problems if problems.is_empty() => Ok(access),

@@ -34,7 +34,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Files, folders, globs or URLs (s3://, gs://, az://, https://)
+    /// Files, folders, globs or URLs (s3://, gs://, az://, https://, hf://datasets/)
     #[arg(value_name = "CORPUS", default_value = ".")]
     corpus: Vec<String>,
     /// The job file to write; - writes it to stdout

@@ -34,7 +34,7 @@ last hidden state; k-means begins by --seed. Errors are standard errors over tex
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The texts: jsonl, text, csv, Parquet or Arrow; a file, a glob, or a URL (s3://…, gs://…, az://…, http(s)://…)
+    /// The texts: jsonl, text, csv, WARC, Parquet or Arrow; a file, a glob, or a URL (s3://…, gs://…, az://…, http(s)://…, hf://datasets/…)
     #[arg(value_name = "FILE")]
     file: String,
     /// The teacher: a folder, a .gguf, or hf://org/name@revision

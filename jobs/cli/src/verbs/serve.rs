@@ -40,7 +40,8 @@ pub struct Args {
     /// Folder of the queue, the tokens and the logs [default: ~/.local/state/stillhouse]
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
-    /// A folder or store (s3://bucket/prefix) that jobs may read and write; can be repeated
+    /// A folder or store (s3://bucket/prefix) that jobs may read and write, or a web server or data set of the hub
+    /// (https://host, hf://datasets/org/name) that they may read; can be repeated
     #[arg(long, value_name = "PLACE")]
     allow: Vec<String>,
     /// URL of an S3-compatible service that jobs may name; the first is the default of jobs that name none; can be repeated
@@ -99,8 +100,7 @@ pub fn configuration(
         // models of the hub are public, and only their own loader reads them
         config.access.hub.push("*".into());
     }
-    config.access.read.extend(places.iter().cloned());
-    config.access.write.extend(places);
+    places.into_iter().for_each(|place| config.access.allow(place));
     config.access.endpoints.extend(endpoints.iter().cloned());
     config.endpoint = config.endpoint.or_else(|| endpoints.first().cloned());
     Ok(config)

@@ -1,5 +1,7 @@
 //! Tests references and the settings from the environment.
 
+use stillhouse_base::storage::Environment;
+
 use super::*;
 
 #[test]
@@ -61,7 +63,7 @@ fn references_that_cannot_be_are_refused() {
 }
 
 fn config_of(variables: &[(&str, &str)]) -> Result<HubConfig, PipelineError> {
-    HubConfig::from_lookup(&|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()))
+    Ok(HubConfig::from_environment(&variables.iter().copied().collect::<Environment>())?)
 }
 
 #[test]

@@ -13,6 +13,7 @@ use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::spec::{ColumnType, FILE_COLUMN, Input, SOURCE_COLUMN};
 use stillhouse_source::{QueryTable, as_text, is_single};
 
+use crate::check::is_string;
 use crate::stage::staged_columns;
 
 /// Where a carried value of a table comes from.
@@ -81,7 +82,7 @@ impl TableRows {
             let there = there.join(", ");
             invalid(format!("{}: no column {text:?}, which `text` names; its columns: {there}{meant}", table.name))
         })?;
-        if !is_text(field.data_type()) {
+        if !is_string(field.data_type()) {
             let kind = field.data_type();
             return Err(invalid(format!("{}: the column {text:?} is of type {kind}; valid: strings", table.name)));
         }
@@ -176,14 +177,6 @@ impl TableRows {
             return Ok(Arc::new(text(&inside)?));
         }
         Ok(Arc::new(text(column)?.iter().map(|json| value_at(json?, path)).collect::<LargeStringArray>()))
-    }
-}
-
-fn is_text(kind: &DataType) -> bool {
-    match kind {
-        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
-        DataType::Dictionary(_, value) => is_text(value),
-        _ => false,
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | family | a record is | where a file is cut | formats |
 //! |---|---|---|---|
-//! | [`BytesFormat`] | a range of the decompressed bytes | anywhere, at a record, or not at all | jsonl, text, csv |
+//! | [`BytesFormat`] | a range of the decompressed bytes | anywhere, at a record, or not at all | jsonl, text, csv, warc |
 //! | [`RowsFormat`] | a numbered row | at a row, by the metadata of the file | parquet, arrow, none |
 //! | [`numbers`] | a row of numbers, not text | see that module | images, codes |
 //!
@@ -17,7 +17,9 @@ mod jsonl;
 mod none;
 pub(crate) mod numbers;
 mod parquet;
+mod records_table;
 mod text;
+mod warc;
 
 #[cfg(test)]
 #[path = "tests/nul.rs"]
@@ -92,6 +94,7 @@ fn for_name(format: InputFormat) -> Format {
         InputFormat::Jsonl => Format::Bytes(&jsonl::Jsonl),
         InputFormat::Text => Format::Bytes(&text::Text),
         InputFormat::Csv => Format::Bytes(&csv::Csv),
+        InputFormat::Warc => Format::Bytes(&warc::Warc),
         InputFormat::Parquet => Format::Rows(&parquet::Parquet),
         InputFormat::Arrow => Format::Rows(&arrow::Arrow),
         InputFormat::None => Format::Rows(&none::NoFiles),

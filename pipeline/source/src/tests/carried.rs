@@ -10,7 +10,7 @@ use super::*;
 type Values = Vec<Option<String>>;
 
 /// Reads all documents with their values, by text, and the number of bad records.
-fn carried(bench: &Bench, input: &Input, target: u64) -> (Vec<(String, Values)>, u64) {
+pub(super) fn carried(bench: &Bench, input: &Input, target: u64) -> (Vec<(String, Values)>, u64) {
     let (files, mut found, mut skipped, mut text) = (bench.files(input), Vec::new(), 0, String::new());
     let listing = Listing::new(Arc::new(files));
     for split in bench.plan(input, target).unwrap() {

@@ -20,6 +20,7 @@ mod odd_files;
 mod plans;
 mod pull;
 mod rows;
+mod warc;
 
 use std::sync::Arc;
 

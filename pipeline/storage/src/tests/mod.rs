@@ -8,6 +8,7 @@ mod disk_cache;
 mod fake_store;
 mod faults;
 mod guard;
+mod hub;
 mod secrets;
 mod uploads;
 

@@ -4,14 +4,13 @@
 //! further line. Within a block, lines are joined with `\n`. A whole file is taken byte for byte. A byte order mark at
 //! the start is dropped.
 
-mod table;
-
 use std::io;
 
 use stillhouse_base::source_error::{SourceError, reason};
 use stillhouse_input_files::{Cursor, InputFile, Store};
 use stillhouse_schemas::spec::{Input, TextDocument};
 
+use super::records_table::RecordsTable;
 use super::{BytesFormat, Cut};
 use crate::records::{BadRecord, ReadError, RecordStart, Records, push};
 use crate::spool::Spool;
@@ -56,7 +55,7 @@ impl BytesFormat for Text {
     }
 
     fn table(&self) -> Option<&'static dyn TableFormat> {
-        Some(&table::TextTable)
+        Some(&RecordsTable { format: &Text, columns: &[] })
     }
 }
 

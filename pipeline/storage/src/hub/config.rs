@@ -5,9 +5,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use url::Url;
+use ::url::Url;
+use reqwest::Certificate;
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 
-use stillhouse_base::error::{ErrorKind, PipelineError, Result};
+use crate::open::StorageError;
+use crate::profile::Environment;
+
+type Result<T, E = StorageError> = std::result::Result<T, E>;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
@@ -27,19 +34,20 @@ impl Token {
     pub fn new(secret: &str, source: impl Into<String>) -> Result<Option<Self>> {
         let (secret, source) = (secret.trim(), source.into());
         if !secret.bytes().all(|b| b.is_ascii_graphic()) {
-            return Err(PipelineError::new(
-                ErrorKind::Usage,
-                format!("{source} does not hold a token: it has spaces or characters that are not ASCII"),
-            ));
+            return Err(StorageError(format!(
+                "{source} does not hold a token: it has spaces or characters that are not ASCII"
+            )));
         }
         Ok((!secret.is_empty()).then(|| Self { secret: secret.to_owned(), source }))
     }
 
-    pub(super) fn bearer(&self) -> String {
+    /// The value of the header `Authorization`.
+    pub fn bearer(&self) -> String {
         format!("Bearer {}", self.secret)
     }
 
-    pub(super) fn source(&self) -> &str {
+    /// Where the token comes from: a variable or a file.
+    pub fn source(&self) -> &str {
         &self.source
     }
 }
@@ -98,11 +106,15 @@ impl HubConfig {
     /// # Errors
     /// If `HF_ENDPOINT` or the token is unusable.
     pub fn from_env() -> Result<Self> {
-        Self::from_lookup(&|name| std::env::var(name).ok())
+        Self::from_environment(&Environment::from_process())
     }
 
-    pub(super) fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
-        let get = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
+    /// Reads the settings from environment variables.
+    ///
+    /// # Errors
+    /// If `HF_ENDPOINT` or the token is unusable.
+    pub fn from_environment(environment: &Environment) -> Result<Self> {
+        let get = |name: &str| environment.get(name).filter(|value| !value.trim().is_empty());
         let is_true = |name: &str| {
             get(name).is_some_and(|v| matches!(v.trim().to_ascii_lowercase().as_str(), "1" | "on" | "yes" | "true"))
         };
@@ -119,21 +131,41 @@ impl HubConfig {
         let cache =
             folder("HF_HUB_CACHE").or_else(|| folder("HUGGINGFACE_HUB_CACHE")).unwrap_or_else(|| hf_home.join("hub"));
 
-        let mut config = Self::new(get("HF_ENDPOINT").as_deref().unwrap_or(DEFAULT_ENDPOINT), cache)?;
+        let mut config = Self::new(get("HF_ENDPOINT").unwrap_or(DEFAULT_ENDPOINT), cache)?;
         config.offline = is_true("HF_HUB_OFFLINE") || is_true("TRANSFORMERS_OFFLINE");
         config.ca_bundle = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"].into_iter().find_map(folder);
         if !is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
             config.token = match get("HF_TOKEN") {
-                Some(token) => Token::new(&token, "HF_TOKEN")?,
+                Some(token) => Token::new(token, "HF_TOKEN")?,
                 None => read_token_file(&folder("HF_TOKEN_PATH").unwrap_or_else(|| hf_home.join("token")))?,
             };
         }
         Ok(config)
     }
+
+    /// Reads the certificates of `ca_bundle`; none if it is not set. Unusable ones, such as very old ones, are skipped.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or no certificate in it is usable.
+    #[expect(clippy::disallowed_methods, reason = "once when a store is opened")]
+    pub fn certificates(&self) -> Result<Vec<Certificate>> {
+        let Some(path) = &self.ca_bundle else { return Ok(Vec::new()) };
+        let unusable =
+            |why: String| StorageError(format!("the certificates of {} cannot be used: {why}", path.display()));
+        let pem = std::fs::read(path).map_err(|e| unusable(e.to_string()))?;
+        let mut store = RootCertStore::empty();
+        let certificates = CertificateDer::pem_slice_iter(&pem).flatten();
+        let usable = certificates.filter(|certificate| store.add(certificate.clone()).is_ok());
+        let trusted: Vec<_> = usable.filter_map(|certificate| Certificate::from_der(&certificate).ok()).collect();
+        if trusted.is_empty() {
+            return Err(unusable("it holds none (PEM is read)".to_owned()));
+        }
+        Ok(trusted)
+    }
 }
 
 fn parse_endpoint(text: &str) -> Result<Url> {
-    let invalid_endpoint = |why: &str| PipelineError::new(ErrorKind::Usage, format!("HF_ENDPOINT: {why}"));
+    let invalid_endpoint = |why: &str| StorageError(format!("HF_ENDPOINT: {why}"));
     // Errors do not repeat the text, which may contain a password.
     let url = Url::parse(text.trim())
         .map_err(|e| invalid_endpoint(&format!("not an address such as {DEFAULT_ENDPOINT}: {e}")))?;
@@ -148,12 +180,11 @@ fn parse_endpoint(text: &str) -> Result<Url> {
     Ok(url)
 }
 
+#[expect(clippy::disallowed_methods, reason = "once when a store is opened")]
 fn read_token_file(path: &Path) -> Result<Option<Token>> {
     match std::fs::read_to_string(path) {
         Ok(text) => Token::new(&text, path.display().to_string()),
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
-        Err(e) => {
-            Err(PipelineError::caused(ErrorKind::Usage, format!("cannot read the token in {}", path.display()), e))
-        }
+        Err(e) => Err(StorageError(format!("cannot read the token in {}: {e}", path.display()))),
     }
 }
