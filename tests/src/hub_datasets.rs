@@ -144,6 +144,8 @@ impl DatasetHub {
         let is_known = request.headers.get("authorization").is_some_and(|value| *value == format!("Bearer {TOKEN}"));
         let (method, url) = request.line.split_once(' ').unwrap();
         let (path, query) = url.split_once('?').unwrap_or((url, ""));
+        // without a revision, it is the information about `main`
+        let path = if path == "/api/datasets/tests/corpus" { "/api/datasets/tests/corpus/revision/main" } else { path };
         let repository = path.trim_start_matches("/api").strip_prefix("/datasets/tests/corpus/");
         let Some(rest) = repository.filter(|_| is_known || !state.is_private) else {
             return Response(if is_known { 404 } else { 401 }, "x-error-code: RepoNotFound\r\n".into(), Vec::new());
@@ -209,7 +211,7 @@ impl DatasetHub {
         if std::str::from_utf8(bytes).is_ok() {
             return ranged(bytes, headers, request);
         }
-        let to = format!("{}/contents/{commit}/{name}?Signature=secret{signature}", self.content_url);
+        let to = format!("{}/contents/{commit}/{}?Signature=secret{signature}", self.content_url, encoded(name));
         let linked = format!("x-linked-etag: \"{sha256}\"\r\nx-linked-size: {size}\r\n");
         Response(302, format!("{headers}{linked}location: {to}\r\n"), Vec::new())
     }
@@ -266,6 +268,12 @@ fn paths_info(contents: &BTreeMap<String, Vec<u8>>, request: &Request) -> Value 
 
 fn json_response(value: &Value, headers: &str) -> Response {
     Response(200, format!("content-type: application/json\r\n{headers}"), value.to_string().into_bytes())
+}
+
+/// Encodes a path for a URL.
+fn encoded(path: &str) -> String {
+    let keep = |b: u8| b.is_ascii_alphanumeric() || b"-._/".contains(&b);
+    path.bytes().map(|b| if keep(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
 /// Decodes `%41` and `+`.

@@ -76,8 +76,12 @@ fn explain_failure(failure: &TransportError, place: &str) -> String {
         0 | 1 => String::new(),
         n => format!(" ({n} attempts in {:.1} s)", elapsed.as_secs_f64()),
     };
+    let is_hub = request.place.starts_with("hf://");
     match outcome {
-        _ if !request.at_store => explain_credentials(request, outcome),
+        Outcome::Refused(response) if !request.at_store && is_hub => {
+            format!("{}, which keeps contents of the hub, answered {response}{attempts_note}", request.service)
+        }
+        _ if !request.at_store && !is_hub => explain_credentials(request, outcome),
         Outcome::Refused(response) => format!("{}{attempts_note}", explain_response(response, request, place)),
         Outcome::Broken(reason, text) => format!("{}{attempts_note}", explain_no_response(*reason, text, request)),
     }

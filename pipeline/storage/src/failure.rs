@@ -41,7 +41,8 @@ pub struct RequestInfo {
     pub place: String,
     /// Scheme, host and port of the service.
     pub service: String,
-    /// Whether the service is the store. Otherwise it is a service that issues credentials.
+    /// Whether the service is the store. Otherwise it is a service that issues credentials, or one that keeps contents of
+    /// the hub.
     pub at_store: bool,
     /// The permission that the credentials need, named as in S3.
     pub permission: &'static str,
@@ -205,10 +206,10 @@ impl Target {
             // the URL may contain a user name, which must not be shown
             uri.authority().map_or("", |a| a.as_str().rsplit('@').next().unwrap_or_default())
         );
-        let key = match self.scheme {
-            Scheme::Hf => Some(self.hub_key(&service, uri.path())),
-            _ => self.key(&service, uri.path()),
-        };
+        if self.scheme == Scheme::Hf {
+            return self.describe_hub(method, uri, service);
+        }
+        let key = self.key(&service, uri.path());
         let place = match &key {
             Some(key) if key.is_empty() => format!("{}://{}", self.scheme, self.bucket),
             Some(key) => format!("{}://{}/{key}", self.scheme, self.bucket),
@@ -218,17 +219,17 @@ impl Target {
         RequestInfo { method: method.clone(), place, service, at_store: key.is_some(), permission }
     }
 
-    /// The file or folder that a request to the hub is about; empty for the data set itself, and for the servers of
-    /// contents, whose URLs name no file.
-    fn hub_key(&self, service: &str, path: &str) -> String {
-        let at_hub = self.base.as_deref().is_some_and(|base| format!("{service}{path}").starts_with(base));
+    /// Describes a request to the hub, or to a server of contents that it named, whose URL names no file.
+    fn describe_hub(&self, method: &Method, uri: &Uri, service: String) -> RequestInfo {
+        let path = uri.path();
+        let at_store = self.base.as_deref().is_some_and(|base| format!("{service}{path}").starts_with(base));
         let key = ["/resolve/", "/tree/"].into_iter().find_map(|request| path.split_once(request)?.1.split_once('/'));
-        let key = key.map_or("", |(_, key)| key);
-        if at_hub {
-            Path::from_url_path(key).map_or_else(|_| key.to_owned(), |path| path.to_string())
-        } else {
-            String::new()
+        let mut place = format!("{}://{}", self.scheme, self.bucket);
+        if let (true, Some((_, key))) = (at_store, key) {
+            let key = Path::from_url_path(key).map_or_else(|_| key.to_owned(), |path| path.to_string());
+            place = format!("{place}/{key}");
         }
+        RequestInfo { method: method.clone(), place, service, at_store, permission: "reading" }
     }
 
     /// The object key of a URL; `None` if the URL is not in the bucket.

@@ -28,7 +28,7 @@ use tokio::sync::OnceCell;
 
 use super::api::{DatasetUrls, Entry, commit_of, next_query};
 use super::{HubConfig, Token};
-use crate::explain::is_retryable;
+use crate::failure::{Outcome, find_transport_error};
 use crate::guard::{CLIENT_TIMEOUT_SECONDS, CONNECT_TIMEOUT, USER_AGENT};
 use crate::open::StorageError;
 
@@ -185,23 +185,29 @@ impl DatasetClient {
             return Ok(cached);
         }
         let headers = [(RANGE, format!("bytes={}-{}", range.start, range.end - 1))];
-        let fresh = file.content.as_ref().filter(|(_, received)| received.elapsed() < CONTENT_URL_LIFETIME);
-        if let Some((url, _)) = fresh {
-            match self.send(Method::GET, url.clone(), &headers, Bytes::new()).await {
-                Ok(answer) if answer.status.is_success() => return self.part(location, &file.meta, range, answer),
-                Err(error) if is_retryable(&error) => return Err(error),
-                // the URL may have expired: the hub gives a new one
-                _ => tracing::debug!(name = self.name, %location, "asking for the URL of the content again"),
+        let fresh = file.content.filter(|(_, received)| received.elapsed() < CONTENT_URL_LIFETIME);
+        let mut known_url = fresh.map(|(url, _)| url);
+        let mut may_ask_again = true;
+        loop {
+            let url = match known_url.take() {
+                Some(url) => url,
+                None => self.urls.resolve(self.commit().await?, location),
+            };
+            let answer = match self.send(Method::GET, url, &headers, Bytes::new()).await {
+                Ok(answer) => self.expect_ok(answer, location)?,
+                // its URL may have expired: the hub gives a new one
+                Err(error) if is_refused_content(&error) && std::mem::take(&mut may_ask_again) => {
+                    tracing::debug!(name = self.name, %location, "asking for the URL of the content again");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if answer.url.origin() != self.urls.endpoint.origin() {
+                let content = Some((answer.url.clone(), Instant::now()));
+                self.remember(location, KnownFile { content, meta: file.meta.clone() });
             }
+            return self.part(location, &file.meta, range, answer);
         }
-        let url = self.urls.resolve(self.commit().await?, location);
-        let answer = self.send(Method::GET, url, &headers, Bytes::new()).await?;
-        let answer = self.expect_ok(answer, location)?;
-        if answer.url.origin() != self.urls.endpoint.origin() {
-            let content = Some((answer.url.clone(), Instant::now()));
-            self.remember(location, KnownFile { content, meta: file.meta.clone() });
-        }
-        self.part(location, &file.meta, range, answer)
     }
 
     /// Reads bytes from the hub's cache; `None` unless it has the whole file.
@@ -303,6 +309,13 @@ impl DatasetClient {
     fn read_only(&self, operation: &str) -> Error {
         Error::NotImplemented { operation: operation.to_owned(), implementer: self.name.clone() }
     }
+}
+
+/// Whether a server of contents refused a request.
+fn is_refused_content(error: &Error) -> bool {
+    find_transport_error(error).is_some_and(|failure| {
+        !failure.request.at_store && !failure.transient && matches!(failure.outcome, Outcome::Refused(_))
+    })
 }
 
 /// Reads bytes of a file; `None` unless the file has this size.

@@ -155,8 +155,7 @@ async fn bytes_that_are_not_the_range_are_an_error() {
         let said = explain_cause(&error, "p");
         assert!(said.contains(text) && !said.contains("SECRET") && !is_retryable(&error), "{said}");
     }
-    let hub = FakeStore::new([revision(), info()]);
-    let around: Vec<_> = (0..9).map(|_| redirect(&format!("{}/x", hub.url))).collect();
+    let around = (0..9).map(|_| redirect("/x"));
     let hub = FakeStore::new([revision(), info()].into_iter().chain(around));
     let said = explain_cause(&get(&open(&hub), 3..6).await.unwrap_err(), "p");
     assert!(said.contains("a redirect: there are more than 8"), "{said}");
