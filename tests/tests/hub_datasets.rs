@@ -10,7 +10,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use stillhouse_tests::hub_datasets::{DatasetHub, TOKEN};
-use stillhouse_tests::{CommandOutput, Scratch, corpus, files, root, run_command, shards, with};
+use stillhouse_tests::{CommandOutput, Scratch, byte_tokenizer, corpus, files, root, run_command, shards, with};
 
 use crate::stores::packing_job;
 
@@ -129,6 +129,27 @@ fn a_data_set_of_the_hub_is_read_as_files_are() {
         assert!(count("/resolve/") < contents, "{contents} of {requests:#?}");
         user.run(&["verify", &out]).expect(0);
     }
+
+    // a job for it is proposed, planned and run without a copy
+    let data = format!("{}/data", DatasetHub::DATASET);
+    let tokenizer = byte_tokenizer();
+    let tokenizer = tokenizer.to_str().unwrap();
+    user.run(&[
+        "init",
+        &data,
+        "--yes",
+        "--no-teacher",
+        "--tokenizer",
+        tokenizer,
+        "--length",
+        "64",
+        "--job",
+        "own.yaml",
+    ])
+    .expect(0);
+    let job = fs::read_to_string(user.scratch.path("own.yaml")).unwrap();
+    assert!(job.contains(&data), "{job}");
+    user.run(&["plan", "own.yaml"]).expect(0);
 
     // the finished data set goes back to the hub, and is read from there
     user.hub.commit("main", &user.scratch.path("local"));

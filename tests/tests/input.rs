@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Write;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use stillhouse_tests::{Scratch, job, nano_teacher, root, shards, with};
 
@@ -52,6 +55,55 @@ fn holdouts_by_every_rule_are_in_the_data_set() {
     fs::remove_dir_all(scratch.path("out")).unwrap();
     scratch.stillhouse(&["run", "job.yaml", "--threads", "1"]).expect(0);
     assert_eq!(shards(&scratch.path("out")), first);
+}
+
+/// A WET file of a crawl: pages in three languages, each a gzip member.
+fn wet_file(pages: usize) -> Vec<u8> {
+    let member = |record: String| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(record.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    };
+    let info = "WARC/1.0\r\nWARC-Type: warcinfo\r\nContent-Length: 4\r\n\r\nours\r\n\r\n".to_owned();
+    let page = |i: usize| {
+        let text = format!("Page {i} of the crawl.\n{}\n", "Words. ".repeat(i % 9));
+        let language = ["eng", "swe", "fra"][i % 3];
+        format!(
+            "WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Target-URI: https://example.org/{i}\r\n\
+             WARC-Identified-Content-Language: {language}\r\nContent-Length: {}\r\n\r\n{text}\r\n\r\n",
+            text.len()
+        )
+    };
+    std::iter::once(info).chain((0..pages).map(page)).flat_map(member).collect()
+}
+
+#[test]
+fn pages_of_a_crawl_are_chosen_by_language_and_keep_their_address() {
+    let scratch = Scratch::new();
+    fs::write(scratch.path("a.warc.wet.gz"), wet_file(90)).unwrap();
+    let all = plain(
+        &json!({"input": {"format": "warc", "paths": ["*.gz"], "split_megabytes": 0.002, "carry": ["WARC-Target-URI"]}}),
+    );
+    let made = scratch.make(&all);
+    let whole = manifest(&scratch);
+    assert!(whole["splits"].as_array().unwrap().len() > 2);
+    assert_eq!(documents(&whole)["train"], 90);
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+    let shown = scratch.stillhouse(&["inspect", "out", "--document", "7"]).expect(0);
+    assert!(shown.stdout.contains("https://example.org/7"), "{}", shown.stdout);
+    fs::remove_dir_all(made).unwrap();
+
+    let query = "select * from input where \"WARC-Identified-Content-Language\" = 'swe'";
+    scratch.make(&with(all.clone(), &json!({"input": {"sql": query}})));
+    assert_eq!(documents(&manifest(&scratch))["train"], 30);
+    let shown = scratch.stillhouse(&["inspect", "out", "--document", "1"]).expect(0);
+    assert!(shown.stdout.contains("https://example.org/4"), "{}", shown.stdout);
+
+    let table = json!({"format": "warc", "paths": ["a.warc.wet.gz"], "weight": 1});
+    let input =
+        json!({"format": null, "paths": null, "split_megabytes": null, "tables": {"crawl": table, "again": table}});
+    scratch.job("job.yaml", &with(all, &json!({"input": input, "output": {"path": "mixed"}})));
+    scratch.stillhouse(&["run", "job.yaml"]).expect(0).says(&["180 sequences"]);
 }
 
 #[test]
