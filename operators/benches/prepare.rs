@@ -108,7 +108,7 @@ fn bench(c: &mut Criterion) -> Result<(), AnyError> {
             &SpecialIds::from_vocabulary(&context.vocabulary),
         )?);
         let clean = |detokenizer| OperatorSpec::from(CleanConfig { detokenizer, piece_bytes: 1_000_000 });
-        let tokenize = OperatorSpec::from(TokenizeConfig { piece_bytes: 1_000_000, counts_tables: false });
+        let tokenize = OperatorSpec::from(TokenizeConfig { piece_bytes: 1_000_000 });
 
         let tokens = run(std::slice::from_ref(&tokenize), &context, &documents)?;
         let count = context.statistics.lock().text_tokens;

@@ -49,7 +49,7 @@ impl<J: Judge> JudgeDocuments<J> {
             judge,
             piece_bytes,
             documents: WholeDocuments::new(name, max_document_bytes),
-            dropped: DroppedDocuments::new(context),
+            dropped: DroppedDocuments::new(name, context),
             statistics: context.statistics.clone(),
         }
     }
@@ -78,7 +78,9 @@ impl<J: Judge> Operator for JudgeDocuments<J> {
                     cut_bytes += document.bytes.saturating_sub(text.len()) as u64;
                     kept.push(document.id, &text, emit)?;
                 }
-                Judgement::Drop { reason, problem } => self.dropped.add(&reason, document, problem.as_deref()),
+                Judgement::Drop { reason, problem } => {
+                    self.dropped.add(&reason, document, problem.as_deref())?;
+                }
             }
         }
         self.statistics.lock().filtered_bytes += cut_bytes;
@@ -87,7 +89,7 @@ impl<J: Judge> Operator for JudgeDocuments<J> {
 
     fn finish(&mut self, _emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         self.documents.finish()?;
-        self.dropped.finish(self.name)
+        self.dropped.finish()
     }
 }
 

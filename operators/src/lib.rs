@@ -19,6 +19,7 @@ pub mod config;
 pub mod decontaminate;
 pub mod deduplicate;
 mod document_pieces;
+mod document_table;
 mod dropped;
 pub mod extract;
 pub mod filter;

@@ -175,6 +175,11 @@ pub trait CarriedValues: fmt::Debug + Send + Sync {
     /// # Errors
     /// Fails if the values cannot be read.
     fn of_document(&self, document: u64) -> io::Result<Option<Arc<[Option<String>]>>>;
+
+    /// Whether the input is a mixture: then the first value is the name of the document's table.
+    fn is_mixture(&self) -> bool {
+        false
+    }
 }
 
 /// By what a document is a duplicate.

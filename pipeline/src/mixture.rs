@@ -78,6 +78,10 @@ impl CarriedValues for BatchValues {
     fn of_document(&self, document: u64) -> io::Result<Option<Arc<[Option<String>]>>> {
         Ok(self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&document).cloned())
     }
+
+    fn is_mixture(&self) -> bool {
+        true
+    }
 }
 
 impl TokenCounter {

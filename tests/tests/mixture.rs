@@ -89,7 +89,7 @@ fn shares_hold_for_what_the_filter_keeps_and_every_document_is_accounted_for() {
 
     let totals = manifest(&scratch);
     let shards_of = totals["shards"].as_array().unwrap();
-    let mut sums: BTreeMap<String, [u64; 3]> = BTreeMap::new();
+    let mut sums: BTreeMap<String, [u64; 4]> = BTreeMap::new();
     let (mut read, mut dropped, mut tokens) = (0, 0, 0);
     for statistics in shards_of.iter().map(|shard| &shard["statistics"]) {
         let number = |value: &Value| value.as_u64().unwrap_or(0);
@@ -98,21 +98,26 @@ fn shares_hold_for_what_the_filter_keeps_and_every_document_is_accounted_for() {
         tokens += number(&statistics["text_tokens"]);
         for (name, counts) in statistics["sources"].as_object().unwrap() {
             let sum = sums.entry(name.clone()).or_default();
-            let keys = ["documents", "kept_documents", "text_tokens"];
-            sum.iter_mut().zip(keys).for_each(|(sum, key)| *sum += number(&counts[key]));
+            let reasons = &counts["dropped"]["length.too_few_characters"];
+            let counts = ["documents", "kept_documents", "text_tokens"].map(|key| &counts[key]);
+            sum.iter_mut().zip(counts.into_iter().chain([reasons])).for_each(|(sum, count)| *sum += number(count));
         }
     }
     assert!(dropped > 0, "{totals}");
     let add = |i: usize| sums.values().map(|counts| counts[i]).sum::<u64>();
     assert_eq!([add(0), add(1), add(2)], [read, read - dropped, tokens]);
     assert_eq!(sums.values().map(|counts| counts[2]).collect::<Vec<_>>(), [2000, 2000, 4000]);
-    assert_eq!(sums["wiki"][0] - sums["wiki"][1], dropped);
+    // of every table, the documents that were read are those that were kept and those with a reason
+    assert!(sums.values().all(|counts| counts[0] == counts[1] + counts[3]), "{sums:?}");
+    assert_eq!(sums["wiki"][3], dropped);
     scratch.stillhouse(&["verify", "out"]).expect(0);
 
     let page = scratch.stillhouse(&["inspect", "out"]).expect(0).stdout;
-    assert!(page.contains("wiki 50.0 %"), "{page}");
+    assert!(page.contains(&format!("wiki 50.0 % (40 documents, {dropped} dropped)")), "{page}");
     let card = fs::read_to_string(scratch.path("out/README.md")).unwrap();
     assert!(card.contains("| Of the table `wiki` | 40 documents, 4,000 tokens (50.00 %) |"), "{card}");
+    let row = format!("| Dropped of the table `wiki` | {dropped} length.too_few_characters |");
+    assert!(card.contains(&row), "{card}");
 
     // one split after the other gives the same bytes, and so does a repair
     scratch.job(

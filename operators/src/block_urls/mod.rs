@@ -138,7 +138,7 @@ impl OperatorConfig for BlockUrlsConfig {
             column: self.column,
             last: None,
             blocked: WholeDocuments::new(NAME, SAMPLE_BYTES),
-            dropped: DroppedDocuments::new(context),
+            dropped: DroppedDocuments::new(NAME, context),
         }))
     }
 }
@@ -180,7 +180,7 @@ impl Operator for BlockUrls {
             if let Some((reason, url)) = &blocked
                 && let Some(document) = self.blocked.add(piece)?
             {
-                self.dropped.add(reason, &document, Some(url));
+                self.dropped.add(reason, &document, Some(url))?;
             }
             self.last = Some((piece.id, blocked));
         }
@@ -193,7 +193,7 @@ impl Operator for BlockUrls {
 
     fn finish(&mut self, _: &mut Emit<'_>) -> Result<(), OperatorError> {
         self.blocked.finish()?;
-        self.dropped.finish(NAME)
+        self.dropped.finish()
     }
 }
 

@@ -160,7 +160,7 @@ impl OperatorConfig for ChatConfig {
             template,
             vocabulary: context.vocabulary.clone(),
             documents: WholeDocuments::new(NAME, MAX_CONVERSATION_BYTES),
-            dropped: DroppedDocuments::new(context),
+            dropped: DroppedDocuments::new(NAME, context),
             statistics: context.statistics.clone(),
             meter: context.meter.clone(),
         }))
@@ -271,8 +271,7 @@ impl Chat {
         if self.config.on_error == OnError::Fail {
             return Err(OperatorError::Data { operator: NAME, place: document_name(document.id), message });
         }
-        self.dropped.add(BAD_CONVERSATION, document, Some(&message));
-        Ok(())
+        self.dropped.add(BAD_CONVERSATION, document, Some(&message))
     }
 }
 
@@ -292,7 +291,7 @@ impl Operator for Chat {
         for (document, tokenized) in documents.iter().zip(tokenized) {
             match tokenized {
                 Err(message) => self.bad(document, message)?,
-                Ok(made) if made.trained == 0 => self.dropped.add(NOTHING, document, None),
+                Ok(made) if made.trained == 0 => self.dropped.add(NOTHING, document, None)?,
                 Ok(made) => {
                     kept.push(document.id);
                     lengths.push(made.tokens.len());
@@ -322,7 +321,7 @@ impl Operator for Chat {
 
     fn finish(&mut self, _emit: &mut Emit<'_>) -> Result<(), OperatorError> {
         self.documents.finish()?;
-        self.dropped.finish(NAME)
+        self.dropped.finish()
     }
 }
 

@@ -502,9 +502,7 @@ fn prompts_are_the_first_tokens_of_documents() {
     of.extend((10..80).map(|id| (id, "x", true)));
     let make = |tokens: usize| {
         let mut batches = vec![documents(&of)];
-        batches =
-            drive(&mut TokenizeConfig { piece_bytes: 1000, counts_tables: false }.build(&context).unwrap(), &batches)
-                .unwrap();
+        batches = drive(&mut TokenizeConfig { piece_bytes: 1000 }.build(&context).unwrap(), &batches).unwrap();
         drive(PromptsConfig { tokens }.operator(&context).unwrap().as_mut(), &batches).unwrap()
     };
     let rows = |batches: &[RecordBatch]| -> Vec<(u64, u64, usize)> {

@@ -26,9 +26,8 @@ use stillhouse_schemas::problems::Problem;
 
 use crate::config::{JobContext, OperatorConfig};
 use crate::document_pieces::{document_name, document_pieces, unfinished_document};
-use crate::operator::{
-    CarriedValues, Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, tokens_schema,
-};
+use crate::document_table::DocumentTables;
+use crate::operator::{Emit, Measure, Meter, Operator, OperatorError, SharedStatistics, SplitContext, tokens_schema};
 use crate::rows::list_column;
 use crate::vocabulary::{Vocabulary, VocabularyError};
 
@@ -45,8 +44,6 @@ pub struct TokenizeConfig {
     /// Bytes of text to encode at once (`input.piece_kilobytes` · 1000). A longer text is encoded at once only if it
     /// cannot be cut.
     pub piece_bytes: usize,
-    /// Whether documents and tokens are counted by table, as in a mixture.
-    pub counts_tables: bool,
 }
 
 impl OperatorConfig for TokenizeConfig {
@@ -54,10 +51,7 @@ impl OperatorConfig for TokenizeConfig {
 
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
         let text = !context.spec.input.is_rows() && context.spec.input.messages.is_none();
-        Ok(text.then_some(Self {
-            piece_bytes: context.spec.input.piece_kilobytes as usize * 1000,
-            counts_tables: context.spec.input.is_mixture(),
-        }))
+        Ok(text.then_some(Self { piece_bytes: context.spec.input.piece_kilobytes as usize * 1000 }))
     }
 
     fn output_schema(&self, _: &Schema) -> SchemaRef {
@@ -85,7 +79,7 @@ impl TokenizeConfig {
             piece_bytes: self.piece_bytes,
             vocabulary: context.vocabulary.clone(),
             buffered: None,
-            tables: context.carried.clone().filter(|_| self.counts_tables),
+            tables: DocumentTables::new(context),
             statistics: context.statistics.clone(),
             meter: context.meter.clone(),
         })
@@ -98,8 +92,7 @@ pub struct Tokenize {
     piece_bytes: usize,
     vocabulary: Arc<Vocabulary>,
     buffered: Option<BufferedDocument>,
-    /// In a mixture: the tables of the documents, as the first carried value.
-    tables: Option<Arc<dyn CarriedValues>>,
+    tables: DocumentTables,
     statistics: SharedStatistics,
     meter: Arc<dyn Meter>,
 }
@@ -172,23 +165,16 @@ impl Tokenize {
 
 impl Tokenize {
     fn count_by_table(&self, tasks: &[Task<'_>], lengths: &[usize]) -> Result<(), OperatorError> {
-        let Some(tables) = &self.tables else { return Ok(()) };
         let mut counts: BTreeMap<Arc<str>, SourceStatistics> = BTreeMap::new();
         for (task, tokens) in tasks.iter().zip(lengths) {
-            let failed =
-                |message: String| OperatorError::Data { operator: NAME, place: document_name(task.id), message };
-            let values = tables.of_document(task.id).map_err(|e| {
-                failed(format!("cannot read the name of its table from a temporary file (TMPDIR): {e}"))
-            })?;
-            let table = values.as_ref().and_then(|values| values.first()?.as_deref());
-            let table = table.ok_or_else(|| failed("has no table: a bug in this program".into()))?;
-            let count = counts.entry(table.into()).or_default();
+            let Some(table) = self.tables.of_document(task.id, NAME)? else { return Ok(()) };
+            let count = counts.entry(table).or_default();
             count.text_tokens += *tokens as u64;
             count.kept_documents += u64::from(task.end);
         }
         let mut statistics = self.statistics.lock();
         for (table, count) in counts {
-            *statistics.sources.entry(table.to_string()).or_default() += count;
+            *statistics.sources.entry(table.to_string()).or_default() += &count;
         }
         Ok(())
     }

@@ -46,7 +46,7 @@ fn tokenize(
     piece_bytes: usize,
     batches: &[RecordBatch],
 ) -> Result<Vec<RecordBatch>, OperatorError> {
-    drive(&mut TokenizeConfig { piece_bytes, counts_tables: false }.build(&context(vocabulary)).unwrap(), batches)
+    drive(&mut TokenizeConfig { piece_bytes }.build(&context(vocabulary)).unwrap(), batches)
 }
 
 /// Checks that a text gives the same ids in pieces and as a whole; returns the number of output pieces.
@@ -128,7 +128,7 @@ fn order_and_empty_documents_are_kept_for_any_number_of_threads() {
     for threads in [1, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         let context = context(&gpt2());
-        let mut operator = TokenizeConfig { piece_bytes: 1 << 20, counts_tables: false }.build(&context).unwrap();
+        let mut operator = TokenizeConfig { piece_bytes: 1 << 20 }.build(&context).unwrap();
         let output = pool.install(|| drive(&mut operator, &[documents(&rows)]).unwrap());
         assert_eq!(tokens(&output).0, expected);
         assert_eq!(statistics(&context).text_tokens, expected.iter().map(|d| d.1.len() as u64).sum::<u64>());

@@ -253,6 +253,9 @@ fn input_statistics(manifest: &Manifest, text: &mut String) {
             &format!("Of the table {}", code(table)),
             format!("{documents} documents, {tokens} tokens ({share:.2} %)"),
         );
+        for (reason, n) in &counts.dropped {
+            line(&format!("Dropped of the table {}", code(table)), format!("{} {}", counted(*n), cell(reason)));
+        }
     }
     if !s.dropped.is_empty() {
         line("Documents kept", counted(s.documents_kept()));

@@ -30,22 +30,33 @@ type Values = Arc<[Option<String>]>;
 type Block = Vec<(u64, Values)>;
 
 /// The values of a split's documents. The reader adds to it, and the operator `carry` reads from it at the same time.
-#[derive(Default)]
-pub struct CarriedTable(Mutex<Table>);
+pub struct CarriedTable {
+    is_mixture: bool,
+    table: Mutex<Table>,
+}
 
 impl CarriedTable {
+    /// Creates an empty table. In a mixture the first value of a document is the name of its table.
+    pub fn new(is_mixture: bool) -> Self {
+        Self { is_mixture, table: Mutex::default() }
+    }
+
     /// Adds the values of a document. Documents come in ascending order of their ids.
     ///
     /// # Errors
     /// When the temporary file cannot be written.
     pub fn add(&self, document: DocumentId, values: Vec<Option<String>>) -> io::Result<()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).add(document.0, values)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).add(document.0, values)
     }
 }
 
 impl CarriedValues for CarriedTable {
     fn of_document(&self, document: u64) -> io::Result<Option<Values>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(document)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).get(document)
+    }
+
+    fn is_mixture(&self) -> bool {
+        self.is_mixture
     }
 }
 
@@ -129,7 +140,7 @@ mod tests {
 
     #[test]
     fn values_are_found_while_others_are_added() {
-        let table = CarriedTable::default();
+        let table = CarriedTable::new(false);
         let expected = |document: u64| Values::from(values(document));
         for document in (0..3000).map(|n| n * 3) {
             table.add(DocumentId(document), values(document)).unwrap();
@@ -141,6 +152,6 @@ mod tests {
         for missing in [4, 9000] {
             assert_eq!(table.of_document(missing).unwrap(), None);
         }
-        assert_eq!(CarriedTable::default().of_document(0).unwrap(), None);
+        assert_eq!(CarriedTable::new(false).of_document(0).unwrap(), None);
     }
 }

@@ -59,7 +59,7 @@ impl SplitReader {
         let documents = match input.is_rows() {
             true => ContentReader::Numbers(Box::new(NumbersReader::new(store.clone(), input))),
             false => ContentReader::Texts(Box::new(DocumentReader {
-                carried: (!input.carry.is_empty()).then(Arc::<CarriedTable>::default),
+                carried: (!input.carry.is_empty()).then(|| Arc::new(CarriedTable::new(input.is_mixture()))),
                 is_mixture: input.is_mixture(),
                 reader: RecordReader::new(store.clone(), input),
                 ordinal: 0,

@@ -82,7 +82,7 @@ pub struct DroppedDocument {
 }
 
 /// Documents of one table of a mixture. A document that the mixture has several times counts as many.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceStatistics {
     /// Number of documents read.
     pub documents: u64,
@@ -90,13 +90,19 @@ pub struct SourceStatistics {
     pub kept_documents: u64,
     /// Tokens of the kept documents, before packing.
     pub text_tokens: u64,
+    /// Documents that filters dropped, by rule and reason. With `kept_documents`, they are all `documents`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub dropped: BTreeMap<String, u64>,
 }
 
-impl AddAssign for SourceStatistics {
-    fn add_assign(&mut self, more: Self) {
+impl AddAssign<&Self> for SourceStatistics {
+    fn add_assign(&mut self, more: &Self) {
         self.documents += more.documents;
         self.kept_documents += more.kept_documents;
         self.text_tokens += more.text_tokens;
+        for (reason, n) in &more.dropped {
+            *self.dropped.entry(reason.clone()).or_default() += n;
+        }
     }
 }
 
@@ -132,7 +138,7 @@ impl Statistics {
             *self.dropped.entry(reason.clone()).or_default() += n;
         }
         for (table, counts) in &other.sources {
-            *self.sources.entry(table.clone()).or_default() += *counts;
+            *self.sources.entry(table.clone()).or_default() += counts;
         }
         self.filtered_bytes += other.filtered_bytes;
         self.empty_documents += other.empty_documents;

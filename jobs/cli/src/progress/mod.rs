@@ -165,7 +165,12 @@ pub fn sources_summary(sources: &BTreeMap<String, SourceStatistics>) -> Option<S
     let all: u64 = sources.values().map(|counts| counts.text_tokens).sum();
     let of_table = |(name, counts): (&String, &SourceStatistics)| {
         let share = units::share(counts.text_tokens as f64 / all.max(1) as f64);
-        format!("{name} {share} ({})", units::counted(counts.kept_documents, "document"))
+        let kept = units::counted(counts.kept_documents, "document");
+        let dropped = match counts.dropped.values().sum() {
+            0 => String::new(),
+            n => format!(", {} dropped", units::count(n)),
+        };
+        format!("{name} {share} ({kept}{dropped})")
     };
     (!sources.is_empty()).then(|| sources.iter().map(of_table).collect::<Vec<_>>().join(", "))
 }
