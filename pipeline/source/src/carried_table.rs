@@ -148,7 +148,7 @@ mod tests {
                 assert_eq!(table.of_document(earlier).unwrap(), Some(expected(earlier)), "{earlier} at {document}");
             }
         }
-        assert!(table.0.lock().unwrap().file.is_rolled());
+        assert!(table.table.lock().unwrap().file.is_rolled());
         for missing in [4, 9000] {
             assert_eq!(table.of_document(missing).unwrap(), None);
         }
