@@ -262,7 +262,8 @@ def open(
     disk_cache: str | os.PathLike[str] | None = None,
     disk_cache_gigabytes: float | None = None,
 ) -> Dataset:
-    """Opens a finished data set in a folder, on a web server or in an object store (``s3://``, ``gs://``, ``az://``).
+    """Opens a finished data set in a folder, on a web server, in an object store (``s3://``, ``gs://``, ``az://``) or on the
+    Hugging Face hub (``hf://datasets/org/name``).
 
     - ``columns`` names the columns to read; the others are never read.
     - ``storage`` is the ``storage`` section of a job file: ``{"endpoint": "http://minio:9000", "anonymous": True}``.
