@@ -19,6 +19,7 @@ use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, R
 use stillhouse_schemas::hub_names::HubDataset;
 use stillhouse_schemas::storage::{Storage, endpoint_problem};
 
+use super::error::StorageError;
 use super::explain::explain;
 use super::failure::Target;
 use super::guard::{CLIENT_TIMEOUT_SECONDS, Guard, USER_AGENT};
@@ -29,11 +30,6 @@ use super::transport::{Connector, TransportStatistics};
 use super::uploads::{Signer, Uploads, XmlUploads};
 use super::url::{Scheme, StoreUrl};
 use ::url::Url;
-
-/// Invalid options, environment or profile file. No request was sent.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct StorageError(pub(crate) String);
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;
 

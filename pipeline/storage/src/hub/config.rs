@@ -11,7 +11,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-use crate::open::StorageError;
+use crate::error::StorageError;
 use crate::profile::Environment;
 
 type Result<T, E = StorageError> = std::result::Result<T, E>;

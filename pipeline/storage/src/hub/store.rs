@@ -28,9 +28,9 @@ use tokio::sync::OnceCell;
 
 use super::api::{DatasetUrls, Entry, commit_of, next_query};
 use super::{HubConfig, Token};
+use crate::error::StorageError;
 use crate::failure::{Outcome, find_transport_error};
 use crate::guard::{CLIENT_TIMEOUT_SECONDS, CONNECT_TIMEOUT, USER_AGENT};
-use crate::open::StorageError;
 
 const MAX_REDIRECTS: usize = 8;
 /// Maximum number of files whose size, hash and content URL are remembered: about 40 MB. Those of a larger data set are
