@@ -62,6 +62,14 @@ pub fn decode_slashes(revision: &str) -> String {
     revision.replace("%2F", "/").replace("%2f", "/")
 }
 
+/// Returns a revision as it is written after an `@`, the inverse of [`decode_slashes`].
+pub fn encode_slashes(revision: &str) -> String {
+    match split_revision(revision) == (revision, None) {
+        true => revision.to_owned(),
+        false => revision.replace('/', "%2F"),
+    }
+}
+
 /// Part of a URL's bucket before the organisation.
 const DATASETS: &str = "datasets/";
 /// The short name of [`PARQUET_BRANCH`] in a URL, as in DuckDB and Polars.
@@ -103,6 +111,15 @@ impl HubDataset {
         Ok(Self { repository: repository.to_owned(), revision })
     }
 
+    /// The bucket, the same for all ways to write it: `datasets/org/name`, with a revision other than `main`.
+    pub fn bucket(&self) -> String {
+        let revision = match self.revision.as_str() {
+            DEFAULT_REVISION => String::new(),
+            revision => format!("@{}", encode_slashes(revision)),
+        };
+        format!("{DATASETS}{}{revision}", self.repository)
+    }
+
     /// Splits `datasets/org/name[@revision]/key` before the key.
     pub(crate) fn split_key(path: &str) -> (&str, &str) {
         let after_kind = path.find('/').map_or(path.len(), |at| at + 1);
@@ -142,7 +159,12 @@ mod tests {
             let (bucket, key) = HubDataset::split_key(path);
             let dataset = HubDataset::parse(bucket).unwrap();
             assert_eq!((&*dataset.repository, &*dataset.revision, key), (repository, revision, expected), "{path}");
+            assert_eq!(HubDataset::parse(&dataset.bucket()), Ok(dataset), "{path}");
         }
+        let bucket = |written: &str| HubDataset::parse(written).unwrap().bucket();
+        assert_eq!(bucket("datasets/o/n@main"), "datasets/o/n");
+        assert_eq!(bucket("datasets/o/n@~parquet"), bucket("datasets/o/n@refs%2Fconvert%2Fparquet"));
+        assert_eq!(bucket("datasets/o/n@a%2fb"), "datasets/o/n@a%2Fb");
     }
 
     #[test]

@@ -156,7 +156,7 @@ fn a_data_set_of_the_hub_is_read_as_files_are() {
     let shown = user.run(&["inspect", DatasetHub::DATASET]).expect(0);
     let here = user.run(&["inspect", "local"]).expect(0);
     let rows = |text: &str| text.lines().filter(|line| line.contains("tokens")).map(str::to_owned).collect::<Vec<_>>();
-    assert_eq!(rows(&shown.stdout), rows(&here.stdout));
+    assert!(!rows(&here.stdout).is_empty() && rows(&shown.stdout) == rows(&here.stdout), "{}", shown.stdout);
     user.run(&["verify", DatasetHub::DATASET]).expect(0);
 }
 
@@ -176,8 +176,7 @@ fn an_ended_signature_and_a_busy_hub_are_no_end() {
 fn a_branch_that_moves_is_noticed_where_files_changed() {
     let user = User::new();
     let job = json!({"input": {"paths": [format!("{}/data/*.gz", DatasetHub::DATASET)], "split_megabytes": 0.002}});
-    let first = user.job(&job).expect(0);
-    assert!(first.stderr.contains("finished") || !first.stdout.is_empty());
+    user.job(&job).expect(0);
     // a commit that changes another file of the data set
     let was = shards(&user.scratch.path("out"));
     fs::remove_file(user.scratch.path("out/_SUCCESS")).unwrap();

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use stillhouse_schemas::hub_names::{
-    DEFAULT_REVISION, check_repository, check_revision, decode_slashes, is_commit, split_revision,
+    DEFAULT_REVISION, check_repository, check_revision, decode_slashes, encode_slashes, is_commit, split_revision,
 };
 
 /// The scheme of references to the hub.
@@ -85,8 +85,7 @@ impl fmt::Display for HubRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{SCHEME}{}", self.repo)?;
         match &self.revision {
-            Some(revision) if split_revision(revision) == (revision, None) => write!(f, "@{revision}")?,
-            Some(revision) => write!(f, "@{}", revision.replace('/', "%2F"))?,
+            Some(revision) => write!(f, "@{}", encode_slashes(revision))?,
             None => {}
         }
         self.file.as_ref().map_or(Ok(()), |file| write!(f, "/{file}"))

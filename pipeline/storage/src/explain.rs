@@ -76,12 +76,11 @@ fn explain_failure(failure: &TransportError, place: &str) -> String {
         0 | 1 => String::new(),
         n => format!(" ({n} attempts in {:.1} s)", elapsed.as_secs_f64()),
     };
-    let is_hub = request.place.starts_with("hf://");
     match outcome {
-        Outcome::Refused(response) if !request.at_store && is_hub => {
+        Outcome::Refused(response) if !request.at_store && request.is_hub() => {
             format!("{}, which keeps contents of the hub, answered {response}{attempts_note}", request.service)
         }
-        _ if !request.at_store && !is_hub => explain_credentials(request, outcome),
+        _ if !request.at_store && !request.is_hub() => explain_credentials(request, outcome),
         Outcome::Refused(response) => format!("{}{attempts_note}", explain_response(response, request, place)),
         Outcome::Broken(reason, text) => format!("{}{attempts_note}", explain_no_response(*reason, text, request)),
     }
@@ -115,7 +114,7 @@ fn explain_response(response: &ErrorResponse, request: &RequestInfo, place: &str
     let code = response.code.as_deref().or(response.status.canonical_reason()).unwrap_or("unknown");
     let short = format!("{status} {code}");
     let advice = match (status, code) {
-        _ if request.place.starts_with("hf://") => return format!("{short}: {}", explain_hub(status, code, response)),
+        _ if request.is_hub() => return format!("{short}: {}", explain_hub(status, code, response)),
         (_, "NoSuchBucket" | "ContainerNotFound") => {
             return format!("bucket {bucket} does not exist at {service}; check the name, the region and the endpoint");
         }
@@ -166,7 +165,7 @@ fn explain_no_response(reason: NoResponseReason, text: &str, request: &RequestIn
     let service = &request.service;
     match reason {
         NoResponseReason::UnknownHost => {
-            let names = if request.place.starts_with("hf://") { "HF_ENDPOINT" } else { "the endpoint, the bucket" };
+            let names = if request.is_hub() { "HF_ENDPOINT" } else { "the endpoint, the bucket" };
             format!("no such host: {service}; check {names} and the network")
         }
         NoResponseReason::ConnectionRefused => {

@@ -48,6 +48,13 @@ pub struct RequestInfo {
     pub permission: &'static str,
 }
 
+impl RequestInfo {
+    /// Whether the request is about a data set of the hub.
+    pub(super) fn is_hub(&self) -> bool {
+        self.place.starts_with("hf://")
+    }
+}
+
 /// How a failed attempt ended.
 #[derive(Debug, Clone)]
 pub enum Outcome {

@@ -15,7 +15,6 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use ::url::{Host, Url};
 use async_trait::async_trait;
@@ -25,14 +24,8 @@ use reqwest::dns::{Addrs, Name, Resolving};
 use reqwest::redirect::{Action, Attempt, Policy};
 
 use super::addresses::is_public;
+use super::client::client_builder;
 
-/// The `User-Agent` of every client.
-pub(super) const USER_AGENT: &str = concat!("stillhouse/", env!("CARGO_PKG_VERSION"));
-/// Longer than any attempt: the transport sets its own timeout.
-pub(super) const CLIENT_TIMEOUT_SECONDS: u64 = 3600;
-
-/// The value that object_store's own clients use.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_REDIRECTS: usize = 10;
 
 /// Why the guard refused a request.
@@ -124,16 +117,7 @@ impl Guard {
     /// Builds a guarded client with the settings of object_store's clients. `allow_http` allows HTTP without TLS.
     pub(super) fn client(&self, allow_http: bool) -> Result<HttpClient, reqwest::Error> {
         let policy = self.clone();
-        let client = reqwest::Client::builder()
-            .user_agent(USER_AGENT)
-            .timeout(Duration::from_secs(CLIENT_TIMEOUT_SECONDS))
-            .connect_timeout(CONNECT_TIMEOUT)
-            .http1_only()
-            // the length of a response must be that of the file
-            .no_gzip()
-            .no_brotli()
-            .no_zstd()
-            .no_deflate()
+        let client = client_builder()
             .no_proxy()
             .https_only(!allow_http)
             .dns_resolver(Arc::new(GuardedResolver(self.clone())))

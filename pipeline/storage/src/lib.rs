@@ -17,6 +17,7 @@
 
 pub mod addresses;
 pub mod blocking;
+mod client;
 pub mod disk_cache;
 mod error;
 pub mod explain;

@@ -19,10 +19,11 @@ use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, R
 use stillhouse_schemas::hub_names::HubDataset;
 use stillhouse_schemas::storage::{Storage, endpoint_problem};
 
+use super::client::{CLIENT_TIMEOUT_SECONDS, USER_AGENT};
 use super::error::StorageError;
 use super::explain::explain;
 use super::failure::Target;
-use super::guard::{CLIENT_TIMEOUT_SECONDS, Guard, USER_AGENT};
+use super::guard::Guard;
 use super::hub::{self, HubConfig, HubStore};
 use super::profile::{Environment, NoCredentials, Profile, ProfileProvider};
 use super::redacted_store::RedactedStore;

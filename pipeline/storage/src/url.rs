@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path as FsPath, PathBuf};
 
 use object_store::path::Path;
+use stillhouse_schemas::hub_names::HubDataset;
 use stillhouse_schemas::storage::split_url;
 
 pub use stillhouse_schemas::storage::Scheme;
@@ -66,8 +67,11 @@ impl StoreUrl {
             } else {
                 parts.key.to_owned()
             };
-            let bucket =
-                if parts.scheme.is_web() { parts.bucket.to_ascii_lowercase() } else { parts.bucket.to_owned() };
+            let bucket = match parts.scheme {
+                Scheme::Http | Scheme::Https => parts.bucket.to_ascii_lowercase(),
+                Scheme::Hf => HubDataset::parse(parts.bucket)?.bucket(),
+                Scheme::S3 | Scheme::Gs | Scheme::Az => parts.bucket.to_owned(),
+            };
             let url = Self { scheme: parts.scheme, bucket, key };
             Path::parse(url.key.strip_suffix('/').unwrap_or(&url.key)).map_err(bad)?;
             Ok(url)
@@ -140,6 +144,7 @@ mod tests {
         }
         assert_eq!(store("s3://b/100%").path().as_ref(), "100%");
         assert_eq!(store("s3a://b/k").to_string(), "s3://b/k");
+        assert_eq!(store("hf://datasets/o/n@main/k").to_string(), "hf://datasets/o/n/k");
         assert_eq!(store("https://H:1/a%20b/").key, "a b/");
     }
 

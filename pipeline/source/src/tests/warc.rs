@@ -131,8 +131,12 @@ fn what_is_no_warc_file_of_text_is_refused() {
     let response = record("response", &[], b"HTTP/1.1 200 OK\r\n\r\n<html>");
     let long = record("conversion", &[("X", &"x".repeat(300 << 10))], b"a");
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-    let cases: [(String, &str); 8] = [
-        (text(&response), "is a response, which is a page as a server sent it; valid: files of text, such as the WET"),
+    let cases: [(String, &str); 9] = [
+        (
+            text(&response),
+            "is of the type \"response\", whose content is not text; valid: files of `conversion` records",
+        ),
+        (text(&record("continuation", &[], b"x")), "is of the type \"continuation\""),
         (
             "{\"text\": \"x\"}\n".into(),
             "at byte 0 is broken: it begins with \"{\\\"text\\\": \\\"x\\\"}\"; valid: WARC/1.0",

@@ -28,14 +28,15 @@ use tokio::sync::OnceCell;
 
 use super::api::{DatasetUrls, Entry, commit_of, next_query};
 use super::{HubConfig, Token};
+use crate::client::client_builder;
 use crate::error::StorageError;
 use crate::failure::{Outcome, find_transport_error};
-use crate::guard::{CLIENT_TIMEOUT_SECONDS, CONNECT_TIMEOUT, USER_AGENT};
 
 const MAX_REDIRECTS: usize = 8;
-/// Maximum number of files whose size, hash and content URL are remembered: about 40 MB. Those of a larger data set are
-/// asked for again.
+/// Maximum number of files whose size and hash are remembered, of less than 1 KB each. Beyond it they are asked for again.
 const MAX_KNOWN_FILES: usize = 100_000;
+/// Maximum number of files whose URL of the content is remembered. A signed URL has some KB.
+const MAX_CONTENT_URLS: usize = 1000;
 /// Maximum number of entries of one listing.
 const MAX_LISTED: usize = 10_000_000;
 /// How long the URL of a content is used. The hub signs it for an hour or more.
@@ -43,17 +44,10 @@ const CONTENT_URL_LIFETIME: Duration = Duration::from_secs(600);
 
 /// Returns a client that follows no redirect by itself.
 pub(crate) fn connect(config: &HubConfig) -> Result<HttpClient, StorageError> {
-    let mut client = reqwest::Client::builder()
-        .user_agent(USER_AGENT)
-        .timeout(Duration::from_secs(CLIENT_TIMEOUT_SECONDS))
-        .connect_timeout(CONNECT_TIMEOUT)
-        .http1_only()
-        // the length of a response must be that of the file
-        .no_gzip()
-        .no_brotli()
-        .no_zstd()
-        .no_deflate()
-        .redirect(Policy::none());
+    let mut client = client_builder().redirect(Policy::none());
+    if !config.use_proxy {
+        client = client.no_proxy();
+    }
     let certificates = config.certificates()?;
     if !certificates.is_empty() {
         client = client.tls_built_in_root_certs(false);
@@ -77,15 +71,9 @@ struct DatasetClient {
     /// URL of the data set, for messages.
     name: String,
     commit: OnceCell<String>,
-    known: Mutex<HashMap<Path, KnownFile>>,
-}
-
-/// What the hub has told about a file.
-#[derive(Clone)]
-struct KnownFile {
-    meta: ObjectMeta,
-    /// The URL of the content, which may be signed, and when it was received.
-    content: Option<(Url, Instant)>,
+    files: Mutex<HashMap<Path, ObjectMeta>>,
+    /// URLs of contents, which may be signed, and when they were received.
+    contents: Mutex<HashMap<Path, (Url, Instant)>>,
 }
 
 /// A response of the hub or of a server of contents, whole.
@@ -103,8 +91,9 @@ impl HubStore {
         let urls = DatasetUrls { endpoint: config.endpoint, dataset };
         let folder = format!("datasets--{}", urls.dataset.repository.replace('/', "--"));
         let blobs = config.cache.join(folder).join("blobs");
-        let (commit, known) = (OnceCell::new(), Mutex::default());
-        Self(Arc::new(DatasetClient { client, urls, token: config.token, blobs, name, commit, known }))
+        let (token, commit) = (config.token, OnceCell::new());
+        let (files, contents) = Default::default();
+        Self(Arc::new(DatasetClient { client, urls, token, blobs, name, commit, files, contents }))
     }
 
     /// Lists a folder, or all below it, page by page. A folder that does not exist is empty, as in other stores.
@@ -123,8 +112,7 @@ impl HubStore {
             }
             Ok(listing.page.pop_front().map(|entry| (entry, listing)))
         });
-        let exists = |entry: &Result<Entry>| std::future::ready(!matches!(entry, Err(Error::NotFound { .. })));
-        entries.filter(exists).boxed()
+        entries.boxed()
     }
 }
 
@@ -137,7 +125,10 @@ impl DatasetClient {
                 return Ok(revision.clone());
             }
             let answer = self.send(Method::GET, self.urls.revision(), &[], Bytes::new()).await?;
-            let answer = self.expect_ok(answer, &Path::default())?;
+            if !answer.status.is_success() {
+                let problem = format!("status {}; check the name, and HF_ENDPOINT", answer.status.as_u16());
+                return Err(self.invalid("the commit of the revision", &problem));
+            }
             let commit =
                 commit_of(&answer.body).map_err(|problem| self.invalid("the commit of the revision", &problem))?;
             tracing::debug!(name = self.name, commit, "the revision is this commit");
@@ -146,9 +137,9 @@ impl DatasetClient {
         asked.await.map(String::as_str)
     }
 
-    /// The metadata of a file, and the URL of its content if that is known.
-    async fn file(&self, location: &Path) -> Result<KnownFile> {
-        if let Some(known) = self.known().get(location) {
+    /// The metadata of a file.
+    async fn file(&self, location: &Path) -> Result<ObjectMeta> {
+        if let Some(known) = lock(&self.files).get(location) {
             return Ok(known.clone());
         }
         let missing = || Error::NotFound { path: location.to_string(), source: "no such file".into() };
@@ -162,30 +153,18 @@ impl DatasetClient {
         let entries = Entry::parse_all(&answer.body).map_err(|problem| self.invalid(location.as_ref(), &problem))?;
         let found = entries.into_iter().find(|e| e.is_file() && e.path().is_ok_and(|path| path == *location));
         let meta = found.ok_or_else(missing)?.meta().map_err(|problem| self.invalid(location.as_ref(), &problem))?;
-        let file = KnownFile { meta, content: None };
-        self.remember(location, file.clone());
-        Ok(file)
-    }
-
-    fn known(&self) -> MutexGuard<'_, HashMap<Path, KnownFile>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn remember(&self, location: &Path, file: KnownFile) {
-        let mut known = self.known();
-        if known.len() >= MAX_KNOWN_FILES && !known.contains_key(location) {
-            known.clear();
-        }
-        known.insert(location.clone(), file);
+        remember(&self.files, MAX_KNOWN_FILES, location, meta.clone());
+        Ok(meta)
     }
 
     /// Returns bytes of a file, which are not none.
-    async fn bytes(&self, location: &Path, file: KnownFile, range: &Range<u64>) -> Result<Bytes> {
-        if let Some(cached) = self.cached(&file.meta, range).await {
+    async fn bytes(&self, location: &Path, meta: &ObjectMeta, range: &Range<u64>) -> Result<Bytes> {
+        if let Some(cached) = self.cached(meta, range).await {
             return Ok(cached);
         }
         let headers = [(RANGE, format!("bytes={}-{}", range.start, range.end - 1))];
-        let fresh = file.content.filter(|(_, received)| received.elapsed() < CONTENT_URL_LIFETIME);
+        let known = lock(&self.contents).get(location).cloned();
+        let fresh = known.filter(|(_, received)| received.elapsed() < CONTENT_URL_LIFETIME);
         let mut known_url = fresh.map(|(url, _)| url);
         let mut may_ask_again = true;
         loop {
@@ -203,10 +182,9 @@ impl DatasetClient {
                 Err(error) => return Err(error),
             };
             if answer.url.origin() != self.urls.endpoint.origin() {
-                let content = Some((answer.url.clone(), Instant::now()));
-                self.remember(location, KnownFile { content, meta: file.meta.clone() });
+                remember(&self.contents, MAX_CONTENT_URLS, location, (answer.url.clone(), Instant::now()));
             }
-            return self.part(location, &file.meta, range, answer);
+            return self.part(location, meta, range, answer);
         }
     }
 
@@ -294,7 +272,7 @@ impl DatasetClient {
     /// Remembers a file of a listing.
     fn listed(&self, entry: &Entry) -> Result<ObjectMeta> {
         let meta = entry.meta().map_err(|problem| self.invalid("a list of files", &problem))?;
-        self.remember(&meta.location, KnownFile { meta: meta.clone(), content: None });
+        remember(&self.files, MAX_KNOWN_FILES, &meta.location, meta.clone());
         Ok(meta)
     }
 
@@ -309,6 +287,19 @@ impl DatasetClient {
     fn read_only(&self, operation: &str) -> Error {
         Error::NotImplemented { operation: operation.to_owned(), implementer: self.name.clone() }
     }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds a value under a file. If there are `most` of them, the others are forgotten.
+fn remember<T>(shared: &Mutex<HashMap<Path, T>>, most: usize, location: &Path, value: T) {
+    let mut all = lock(shared);
+    if all.len() >= most && !all.contains_key(location) {
+        all.clear();
+    }
+    all.insert(location.clone(), value);
 }
 
 /// Whether a server of contents refused a request.
@@ -350,8 +341,15 @@ impl Listing {
         if let Some(query) = &query {
             url.set_query(Some(query));
         }
-        let answer = client.expect_ok(client.send(Method::GET, url, &[], Bytes::new()).await?, folder)?;
-        let invalid = |problem: &str| client.invalid(&format!("the list of the folder {folder:?}"), problem);
+        let answer = client.send(Method::GET, url, &[], Bytes::new()).await?;
+        let invalid = |problem: &str| client.invalid(&format!("the list of the folder {:?}", folder.as_ref()), problem);
+        // the folder does not exist; a further page that does not exist would cut the list short
+        if answer.status == StatusCode::NOT_FOUND && query.is_none() {
+            return Ok(());
+        }
+        if !answer.status.is_success() {
+            return Err(invalid(&format!("status {}", answer.status.as_u16())));
+        }
         let page = Entry::parse_all(&answer.body).map_err(|problem| invalid(&problem))?;
         self.listed += page.len();
         if self.listed > MAX_LISTED {
@@ -381,16 +379,15 @@ impl fmt::Display for HubStore {
 #[async_trait]
 impl ObjectStore for HubStore {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let file = self.0.file(location).await?;
-        options.check_preconditions(&file.meta)?;
-        let meta = file.meta.clone();
+        let meta = self.0.file(location).await?;
+        options.check_preconditions(&meta)?;
         let range = match &options.range {
             Some(range) => range.as_range(meta.size).map_err(|e| self.0.error(Box::new(e)))?,
             None => 0..meta.size,
         };
         let bytes = match options.head || range.is_empty() {
             true => Bytes::new(),
-            false => self.0.bytes(location, file, &range).await?,
+            false => self.0.bytes(location, &meta, &range).await?,
         };
         let payload = GetResultPayload::Stream(stream::once(async { Ok(bytes) }).boxed());
         Ok(GetResult { payload, meta, range, attributes: Attributes::default() })

@@ -192,9 +192,13 @@ async fn listings_have_pages_and_end() {
     let hub = FakeStore::new([revision(), endless.clone(), endless]);
     let error = open(&hub).store.list(None).try_collect::<Vec<_>>().await.unwrap_err();
     assert!(explain_cause(&error, "p").contains("its pages do not end"), "{error}");
-    // no folder, no files
+    // a page that is missing would cut the list short
     let missing = status(404, "x-error-code: EntryNotFound");
-    let hub = FakeStore::new([revision(), missing.clone(), missing.clone(), missing]);
+    let hub = FakeStore::new([revision(), Answer::Status(200, next, page(&["data/a"])), missing.clone()]);
+    let error = open(&hub).store.list(None).try_collect::<Vec<_>>().await.unwrap_err();
+    assert!(explain_cause(&error, "p").contains("the list of the folder \"\": status 404"), "{error}");
+    // no folder, no files
+    let hub = FakeStore::new([revision(), missing.clone(), missing]);
     let opened = open(&hub);
     assert!(opened.store.list_with_delimiter(None).await.unwrap().objects.is_empty());
     assert_eq!(opened.store.list(None).try_collect::<Vec<_>>().await.unwrap(), []);
@@ -208,6 +212,7 @@ async fn what_the_hub_refuses_is_explained() {
         (status(404, "x-error-code: RevisionNotFound"), "404 RevisionNotFound: the data set has no such revision"),
         (status(403, "x-error-code: GatedRepo"), "403 GatedRepo: the data set is gated; accept its terms"),
         (status(401, ""), "set HF_TOKEN to a valid token that may read it"),
+        (status(404, ""), "the commit of the revision: status 404; check the name, and HF_ENDPOINT"),
         (json("{}"), "the hub's answer makes no sense: the commit of the revision: not JSON with a commit"),
         (json("{\"sha\": \"main\"}"), "\"main\" is not a commit"),
     ];

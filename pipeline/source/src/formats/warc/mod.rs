@@ -2,7 +2,7 @@
 //!
 //! A document is the content of a record of the type `conversion`, byte for byte. Fields of its header are columns.
 //! Records about the crawl (`warcinfo`, `metadata`, `request`, `revisit`) are passed. A response of a web server is not
-//! text: a file that has one is refused.
+//! text, and a continuation is only a part of one: a file that has records of other types is refused.
 
 use std::io;
 
@@ -194,15 +194,15 @@ impl Records for WarcRecords {
             })?;
             match self.header.get("WARC-Type").unwrap_or_default() {
                 "conversion" => return Ok(Some(start)),
-                kind @ ("response" | "resource") => {
+                "warcinfo" | "metadata" | "request" | "revisit" => self.pass_content(|_, _| {})?,
+                kind => {
                     let message = format!(
-                        "the WARC record at byte {} is a {kind}, which is a page as a server sent it; valid: files of text, such as the \
-                         WET files (.warc.wet.gz) of the same crawl",
+                        "the WARC record at byte {} is of the type {kind:?}, whose content is not text; valid: files of \
+                         `conversion` records, such as the WET files (.warc.wet.gz) of the same crawl",
                         start.offset
                     );
                     return Err(io::Error::new(io::ErrorKind::InvalidData, message));
                 }
-                _ => self.pass_content(|_, _| {})?,
             }
         }
     }
