@@ -84,9 +84,8 @@ impl HubRef {
 impl fmt::Display for HubRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{SCHEME}{}", self.repo)?;
-        match &self.revision {
-            Some(revision) => write!(f, "@{}", encode_slashes(revision))?,
-            None => {}
+        if let Some(revision) = &self.revision {
+            write!(f, "@{}", encode_slashes(revision))?;
         }
         self.file.as_ref().map_or(Ok(()), |file| write!(f, "/{file}"))
     }
