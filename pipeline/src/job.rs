@@ -547,13 +547,13 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// The content of a file that a section names, and the field that names it.
-pub(crate) type NamedContent = (&'static str, Arc<[u8]>);
+pub(crate) type NamedContent = (Cow<'static, str>, Arc<[u8]>);
 
 /// Fills in what operators need beyond the job file: the content of the files that sections name, and the width of the
 /// teacher's hidden states.
 pub(crate) fn fill_in(spec: &mut JobSpec, files: Vec<NamedContent>, hidden_size: Option<usize>) {
     for (field, bytes) in files {
-        spec.sections.set_file(field, bytes);
+        spec.sections.set_file(&field, bytes);
     }
     if let Some(states) = spec.extract.as_mut().and_then(|extract| extract.hidden_states.as_mut()) {
         states.width = hidden_size.and_then(|size| u32::try_from(size).ok());

@@ -16,8 +16,7 @@ use crate::engine::teacher::file_sha256;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::events::{Event, Observer};
 use crate::identity::{JobHash, PlannedFile, Stamp};
-use crate::job::Prepared;
-use crate::job::staged_input;
+use crate::job::{NamedContent, Prepared, staged_input};
 use crate::sequence_offsets::TEXT_BYTES_PER_TOKEN;
 use crate::source::PlannedSplits;
 use crate::{sequence_offsets, source};
@@ -137,11 +136,15 @@ fn split_bytes(prepared: &Prepared) -> u64 {
 
 /// Returns what stands for a key of a section in the job's hash: the file that it names, or what the operator made of
 /// it.
-fn content_of_sections(prepared: &Prepared) -> impl Iterator<Item = (&'static str, Arc<[u8]>)> {
+fn content_of_sections(prepared: &Prepared) -> impl Iterator<Item = NamedContent> {
     let spec = &prepared.spec;
     let files = job_format().files(spec).into_iter();
-    let files = files.filter_map(|file| Some((file.field, Arc::clone(spec.sections.file(file.field)?))));
-    files.chain(prepared.operators.iter().flat_map(OperatorSpec::hashed_content))
+    let files = files.filter_map(|file| {
+        let content = Arc::clone(spec.sections.file(&file.field)?);
+        Some((file.field, content))
+    });
+    let of_operators = prepared.operators.iter().flat_map(OperatorSpec::hashed_content);
+    files.chain(of_operators.map(|(field, content)| (field.into(), content)))
 }
 
 /// Hashes everything that decides the bytes of the shards: the job (without settings that only say where things are and
@@ -169,10 +172,12 @@ pub fn job_hash(prepared: &Prepared, observer: &dyn Observer) -> Result<JobHash>
         }
     }
     for (field, content) in content_of_sections(prepared) {
-        if let Some((section, key)) = field.split_once('.')
-            && let Some(Value::Object(section)) = job.get_mut(section)
+        // as a JSON pointer: `filter.rules[0].fasttext.model` is /filter/rules/0/fasttext/model
+        let pointer = format!("/{}", field.replace(['.', '['], "/").replace(']', ""));
+        if let Some((parent, key)) = pointer.rsplit_once('/')
+            && let Some(Value::Object(parent)) = job.pointer_mut(parent)
         {
-            section.insert(key.to_owned(), json!({"sha256": hex::encode(Sha256::digest(&content))}));
+            parent.insert(key.to_owned(), json!({"sha256": hex::encode(Sha256::digest(&content))}));
         }
     }
     let tokenizer = hex::encode(Sha256::digest(tokenizer_json(prepared)?));

@@ -136,7 +136,8 @@ pub(crate) fn job_paths(job: &JobSpec, files: Vec<SectionFile>) -> Vec<JobPath<'
     paths.extend(job.tokenizer.path.as_deref().map(|path| named("tokenizer.path".into(), path, PathRole::Model)));
     let teacher = job.extract.as_ref().map(|e| e.teacher.path.as_str());
     paths.extend(teacher.map(|path| named("extract.teacher.path".into(), path, PathRole::Model)));
-    let file = |file: SectionFile| JobPath { field: file.field.into(), path: file.path.into(), role: PathRole::File };
+    let file =
+        |file: SectionFile| JobPath { field: file.field.into_owned(), path: file.path.into(), role: PathRole::File };
     paths.extend(files.into_iter().map(file));
     paths
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use serde_json::{Value, json};
-use stillhouse_tests::{Scratch, repetitions, with};
+use stillhouse_tests::{Scratch, repetitions, root, with};
 
 use crate::resume::uniform_draws;
 
@@ -128,6 +128,76 @@ fn filters_that_drop_everything_and_reasons_that_do_not_exist_are_errors() {
     scratch.job("job.yaml", &with(job, &json!({"filter": {"rules": [{"length": {"min_characters": 1}}]}})));
     scratch.stillhouse(&["run", "job.yaml"]).expect(0);
     scratch.stillhouse(&["inspect", "out", "--dropped"]).expect(2).says(&["no document was dropped"]);
+}
+
+/// A model of operators/filters/tests/classifiers, which its `classifiers.py` made.
+fn write_classifier(scratch: &Scratch, name: &str, file: &str) {
+    let packed = root().join("operators/filters/tests/classifiers").join(format!("{name}.gz"));
+    let mut reader = flate2::read::GzDecoder::new(fs::File::open(packed).unwrap());
+    std::io::copy(&mut reader, &mut fs::File::create(scratch.path(file)).unwrap()).unwrap();
+}
+
+/// A classifier's file decides which documents are kept, so its content belongs to the job and its place does not.
+#[test]
+fn documents_are_dropped_by_the_scores_of_a_classifier() {
+    let scratch = Scratch::with_corpus(30, 3000);
+    write_classifier(&scratch, "softmax-bigrams.bin", "a.bin");
+    let with_rules = |rules: Value| {
+        let base = json!({"extract": null, "subtokens": null, "partitions": null,
+            "tokenizer": {"path": stillhouse_tests::nano_teacher()}, "filter": {"rules": rules}});
+        with(stillhouse_tests::job(), &base)
+    };
+    // the labels of this model are the older and the newer half of the speeches
+    let old_ones = json!([{"fasttext": {"model": "a.bin", "keep": {"0": 0.6}}}]);
+    scratch.job("job.yaml", &with_rules(old_ones.clone()));
+    scratch.stillhouse(&["run", "job.yaml"]).expect(0);
+    let statistics = manifest(&scratch)["statistics"].clone();
+    let dropped = statistics["dropped"]["fasttext.low_score"].as_u64().unwrap();
+    assert!((1..30).contains(&dropped), "{statistics}");
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+    assert!(!scratch.path("out/a.bin").exists());
+
+    // the other side of the same test keeps the others
+    let new_ones = json!([{"fasttext": {"model": "a.bin", "drop": {"0": 0.6}}}]);
+    scratch.job("other.yaml", &with(with_rules(new_ones), &json!({"output": {"path": "other"}})));
+    scratch.stillhouse(&["run", "other.yaml"]).expect(0);
+    let other: Value = serde_json::from_slice(&fs::read(scratch.path("other/manifest.json")).unwrap()).unwrap();
+    assert_eq!(other["statistics"]["dropped"], json!({"fasttext.high_score": 30 - dropped}));
+
+    // moved: the same job, which has nothing to do
+    fs::rename(scratch.path("a.bin"), scratch.path("moved.bin")).unwrap();
+    let moved = json!([{"fasttext": {"model": "moved.bin", "keep": {"0": 0.6}}}]);
+    scratch.job("job.yaml", &with_rules(moved));
+    let before = stillhouse_tests::shards(&scratch.path("out"));
+    scratch.stillhouse(&["run", "job.yaml"]).expect(0);
+    assert_eq!(stillhouse_tests::shards(&scratch.path("out")), before);
+    // another model under the old name: another job
+    write_classifier(&scratch, "quantized.ftz", "a.bin");
+    scratch.job("job.yaml", &with_rules(old_ones));
+    scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&["filter"]);
+}
+
+#[test]
+fn a_classifier_that_does_not_fit_is_a_problem_of_the_job() {
+    let scratch = Scratch::with_corpus(3, 500);
+    write_classifier(&scratch, "softmax-bigrams.bin", "a.bin");
+    scratch.write("text.bin", "no model");
+    let bytes = fs::read(scratch.path("a.bin")).unwrap();
+    fs::write(scratch.path("half.bin"), &bytes[..bytes.len() / 2]).unwrap();
+    for (rule, message) in [
+        (json!({"model": "none.bin", "keep": {"0": 0.5}}), "filter.rules[0].fasttext.model"),
+        (json!({"model": "text.bin", "keep": {"0": 0.5}}), "is no fastText model"),
+        (json!({"model": "half.bin", "keep": {"0": 0.5}}), "ends within"),
+        (json!({"model": "a.bin", "keep": {"en": 0.5}}), "valid: labels of the model: "),
+        (json!({"model": "a.bin", "keep": {"0": 1.5}}), "fasttext.keep.0"),
+        (json!({"model": "a.bin"}), "labels and their least scores in either keep or drop"),
+        (json!({"model": "a.bin", "keep": {"0": 0.5}, "drop": {"1": 0.5}}), "either keep or drop"),
+    ] {
+        let patch = json!({"extract": null, "subtokens": null, "partitions": null,
+            "tokenizer": {"path": stillhouse_tests::nano_teacher()}, "filter": {"rules": [{"fasttext": rule}]}});
+        scratch.job("job.yaml", &with(stillhouse_tests::job(), &patch));
+        scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&[message]);
+    }
 }
 
 /// A chat job over `chat.jsonl` whose template is as simple as it can be.

@@ -12,12 +12,12 @@ use std::io::{BufRead, Write};
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use stillhouse_filters::{Filter, Rule, RuleError, Verdict, sentences, words};
+use stillhouse_filters::{Filter, Models, Rule, RuleError, Verdict, sentences, words};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rules = std::env::args().nth(1).ok_or("the first argument is the file of rules")?;
     let rules: BTreeMap<String, Vec<Rule>> = serde_json::from_str(&std::fs::read_to_string(rules)?)?;
-    let compile = |(name, rules)| Ok::<_, RuleError>((name, Filter::new(rules)?));
+    let compile = |(name, rules)| Ok::<_, RuleError>((name, Filter::new(rules, &Models::new())?));
     let filters = rules
         .iter()
         .map(|(name, rules): (&String, &Vec<Rule>)| compile((name, rules)))

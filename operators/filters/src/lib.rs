@@ -1,10 +1,10 @@
 //! Rules that decide which documents of a corpus are kept, with the results of datatrove 0.10.1.
 //!
 //! ```
-//! use stillhouse_filters::{Filter, Rule, Verdict};
+//! use stillhouse_filters::{Filter, Models, Rule, Verdict};
 //!
 //! let rules: Vec<Rule> = serde_json::from_str(r#"[{"c4": {"min_sentences": 2}}, {"pii": {}}]"#)?;
-//! let filter = Filter::new(&rules)?;
+//! let filter = Filter::new(&rules, &Models::new())?;
 //! let verdict = filter.judge("This line remains. So does its end.\nThis one does not\nWrite to me@home.org, please.");
 //! assert!(matches!(verdict, Verdict::Keep(text) if text == "This line remains. So does its end.\nWrite to email@example.com, please."));
 //! assert!(matches!(filter.judge("Too short."), Verdict::Drop(reason) if reason.to_string() == "c4.too_few_sentences"));
@@ -26,6 +26,7 @@
 //! | `c4_paragraphs` | `C4ParagraphFilter` | no |
 //! | `fineweb` | `FineWebQualityFilter` | no |
 //! | `pii` | `PIIFormatter` | replaces addresses |
+//! | `fasttext` | `FastTextClassifierFilter` | no |
 //!
 //! [`UrlBlocklist`] judges a document by its URL, as datatrove's `URLFilter` does.
 //!
@@ -39,10 +40,13 @@
 //! - Addresses of `pii` are public as in CPython 3.11.7. Later versions also exclude most of 192.0.0.0/24.
 //! - spaCy 3.8 raises an exception for the word `IS_ALPHA` if the process has met it before. datatrove then removes it
 //!   from the text. It is always a word here.
+//! - `fasttext` takes a line break for a space. datatrove removes line breaks unless it is told to replace them. Scores
+//!   are computed in a fixed order, see [`FasttextModel`].
 //! - spaCy refuses texts of 2³⁰ characters and more.
 
 mod document;
 mod english;
+mod fasttext;
 mod hashing;
 mod ngrams;
 mod python;
@@ -54,6 +58,7 @@ mod unicode_ranges;
 mod url;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 
 use schemars::{JsonSchema, Schema};
@@ -61,8 +66,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use english::{sentences, words};
+pub use fasttext::{FasttextError, FasttextModel};
 pub use rules::c4::{C4, C4Unit};
 pub use rules::c4_paragraphs::C4Paragraphs;
+pub use rules::fasttext::Fasttext;
 pub use rules::fineweb::Fineweb;
 pub use rules::gopher_quality::GopherQuality;
 pub use rules::gopher_repetition::{GopherRepetition, NgramLimit};
@@ -73,9 +80,10 @@ pub use rules::pii::Pii;
 pub use url::{BlockedUrl, UrlBlocklist, UrlLists, count_entries};
 
 use document::Document;
+use rules::fasttext::Classifier;
 use rules::language::Languages;
 use rules::pattern::Patterns;
-use rules::{c4, c4_paragraphs, fineweb, gopher_quality, language, length, pattern};
+use rules::{c4, c4_paragraphs, fasttext as by_fasttext, fineweb, gopher_quality, language, length, pattern};
 
 /// One entry of the list `filter.rules` of a job file: an object whose only key is the rule's name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -100,6 +108,8 @@ pub enum Rule {
     Pattern(Pattern),
     /// Replaces e-mail addresses and public IP addresses. Changes the text and drops nothing.
     Pii(Pii),
+    /// Documents with low or high scores of a fastText classifier (Joulin et al. 2017).
+    Fasttext(Fasttext),
 }
 
 /// Writes the schema of an enum as one object with a property for each variant, of which exactly one is given. A message
@@ -137,12 +147,21 @@ impl Rule {
             Self::Fineweb(_) => "fineweb",
             Self::Pattern(_) => "pattern",
             Self::Pii(_) => "pii",
+            Self::Fasttext(_) => "fasttext",
         }
     }
 
-    /// Checks the options. [`Filter::new`] does the same.
+    /// Checks the options. [`Filter::new`] does the same, and compares them with the models.
     pub fn check(&self) -> Result<(), RuleError> {
-        Compiled::new(self).map(drop)
+        match self {
+            Self::Fasttext(rule) => rule.check(),
+            rule => Compiled::new(rule, &Models::new()).map(drop),
+        }
+    }
+
+    /// Returns the path of the file that the rule needs.
+    pub fn model(&self) -> Option<&str> {
+        if let Self::Fasttext(rule) = self { Some(&rule.model) } else { None }
     }
 
     /// Returns all reasons for which the rule can drop a document, in the order of its tests. They are datatrove's own.
@@ -157,6 +176,7 @@ impl Rule {
             Self::Fineweb(_) => fineweb::REASONS.to_vec(),
             Self::Pattern(_) => pattern::REASONS.to_vec(),
             Self::Pii(_) => Vec::new(),
+            Self::Fasttext(_) => by_fasttext::REASONS.to_vec(),
         }
     }
 }
@@ -179,6 +199,9 @@ impl RuleError {
     }
 }
 
+/// The models that rules name, by their paths as the rules have them ([`Rule::model`]).
+pub type Models = BTreeMap<String, FasttextModel>;
+
 /// The rules of a job, compiled, in its order.
 pub struct Filter {
     rules: Vec<(&'static str, Compiled)>,
@@ -195,10 +218,11 @@ enum Compiled {
     Fineweb(Fineweb),
     Pattern(Patterns),
     Pii(Pii),
+    Fasttext(Classifier),
 }
 
 impl Compiled {
-    fn new(rule: &Rule) -> Result<Self, RuleError> {
+    fn new(rule: &Rule, models: &Models) -> Result<Self, RuleError> {
         Ok(match rule {
             Rule::Length(rule) => rule.check().map(|()| Self::Length(rule.clone()))?,
             Rule::Language(rule) => Self::Language(rule.compile()?),
@@ -209,6 +233,10 @@ impl Compiled {
             Rule::Fineweb(rule) => rule.check().map(|()| Self::Fineweb(rule.clone()))?,
             Rule::Pattern(rule) => Self::Pattern(rule.compile()?),
             Rule::Pii(rule) => rule.check().map(|()| Self::Pii(rule.clone()))?,
+            Rule::Fasttext(rule) => {
+                let unread = || RuleError::new("fasttext.model", &rule.model, "a file that was read");
+                Self::Fasttext(rule.compile(models.get(&rule.model).ok_or_else(unread)?)?)
+            }
         })
     }
 
@@ -227,14 +255,15 @@ impl Compiled {
                 rule.apply(document);
                 None
             }
+            Self::Fasttext(rule) => rule.judge(document),
         }
     }
 }
 
 impl Filter {
-    /// Checks and compiles the rules.
-    pub fn new(rules: &[Rule]) -> Result<Self, RuleError> {
-        let compile = |rule: &Rule| Ok((rule.name(), Compiled::new(rule)?));
+    /// Checks and compiles the rules. `models` has each model that they name.
+    pub fn new(rules: &[Rule], models: &Models) -> Result<Self, RuleError> {
+        let compile = |rule: &Rule| Ok((rule.name(), Compiled::new(rule, models)?));
         Ok(Self { rules: rules.iter().map(compile).collect::<Result<_, _>>()? })
     }
 

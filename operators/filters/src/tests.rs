@@ -8,6 +8,11 @@ fn rule(json: &str) -> Rule {
     serde_json::from_str(json).unwrap()
 }
 
+/// A filter of rules without models.
+fn filter(rules: &[Rule]) -> Result<Filter, RuleError> {
+    Filter::new(rules, &Models::new())
+}
+
 /// The JSON of a rule; the options may begin with a comma.
 fn with_options(rule: &str, options: &str) -> String {
     format!(r#"{{"{rule}": {{{}}}}}"#, options.trim_start_matches(", "))
@@ -15,14 +20,14 @@ fn with_options(rule: &str, options: &str) -> String {
 
 /// The reason for which the rule drops the text; an empty string if it keeps it.
 fn reason(json: &str, text: &str) -> &'static str {
-    match Filter::new(&[rule(json)]).unwrap().judge(text) {
+    match filter(&[rule(json)]).unwrap().judge(text) {
         Verdict::Keep(_) => "",
         Verdict::Drop(reason) => reason.reason,
     }
 }
 
 fn kept(json: &str, text: &str) -> String {
-    match Filter::new(&[rule(json)]).unwrap().judge(text) {
+    match filter(&[rule(json)]).unwrap().judge(text) {
         Verdict::Keep(text) => text.into_owned(),
         Verdict::Drop(reason) => panic!("{reason}"),
     }
@@ -268,7 +273,7 @@ fn fineweb_drops_for_each_reason() {
 #[test]
 fn later_rules_judge_the_changed_text() {
     let rules = [rule(r#"{"c4": {"min_sentences": null}}"#), rule(r#"{"length": {"max_words": 5}}"#)];
-    let filter = Filter::new(&rules).unwrap();
+    let filter = filter(&rules).unwrap();
     assert!(
         matches!(filter.judge("One two three.\nno line of text at all"), Verdict::Keep(Cow::Owned(text)) if text == "One two three.")
     );
@@ -278,7 +283,7 @@ fn later_rules_judge_the_changed_text() {
 
 #[test]
 fn an_unchanged_text_is_borrowed() {
-    let filter = Filter::new(&[rule(r#"{"c4": {"min_sentences": 1}}"#), rule(r#"{"pii": {}}"#)]).unwrap();
+    let filter = filter(&[rule(r#"{"c4": {"min_sentences": 1}}"#), rule(r#"{"pii": {}}"#)]).unwrap();
     assert!(matches!(filter.judge("One two three."), Verdict::Keep(Cow::Borrowed("One two three."))));
 }
 
@@ -305,7 +310,7 @@ fn large_repetitive_documents_take_linear_time() {
         let text = piece.repeat(bytes / piece.len());
         for rule in rules.iter().chain(&open) {
             let start = std::time::Instant::now();
-            Filter::new(std::slice::from_ref(rule)).unwrap().judge(&text);
+            filter(std::slice::from_ref(rule)).unwrap().judge(&text);
             let seconds = start.elapsed().as_secs_f64();
             assert!(seconds < 10.0, "{} takes {seconds} s for {piece:?}", rule.name());
         }
@@ -326,15 +331,15 @@ proptest! {
     fn no_text_makes_judge_panic(text in texts()) {
         let rules: Vec<Rule> = serde_json::from_str(ALL).unwrap();
         for rule in &rules {
-            Filter::new(std::slice::from_ref(rule)).unwrap().judge(&text);
+            filter(std::slice::from_ref(rule)).unwrap().judge(&text);
         }
-        Filter::new(&rules).unwrap().judge(&text);
+        filter(&rules).unwrap().judge(&text);
     }
 
     #[test]
     fn without_a_changing_rule_the_text_is_borrowed(text in texts()) {
         let rules = [rule(r#"{"length": {"max_words": 99}}"#), rule(r#"{"pattern": {"drop_if_match": ["qqqq"]}}"#)];
-        if let Verdict::Keep(kept) = Filter::new(&rules).unwrap().judge(&text) {
+        if let Verdict::Keep(kept) = filter(&rules).unwrap().judge(&text) {
             prop_assert!(matches!(kept, Cow::Borrowed(kept) if kept == text));
         }
     }

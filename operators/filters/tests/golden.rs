@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use flate2::read::GzDecoder;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use stillhouse_filters::{Filter, Rule, Verdict, sentences, words};
+use stillhouse_filters::{Filter, Models, Rule, Verdict, sentences, words};
 
 #[derive(Deserialize)]
 struct Header {
@@ -40,7 +40,8 @@ fn results_are_those_of_datatrove() {
     let golden = include_bytes!("golden.jsonl.gz");
     let mut lines = BufReader::new(GzDecoder::new(golden.as_slice())).lines().map(|line| line.unwrap());
     let header: Header = serde_json::from_str(&lines.next().unwrap()).unwrap();
-    let filters: Vec<_> = header.rules.iter().map(|(name, rules)| (name, Filter::new(rules).unwrap())).collect();
+    let filters: Vec<_> =
+        header.rules.iter().map(|(name, rules)| (name, Filter::new(rules, &Models::new()).unwrap())).collect();
     let (mut documents, mut dropped, mut changed) = (0, 0, 0);
     for line in lines {
         let Line { text, words: word_lengths, sentences: sentence_lengths, decisions } =

@@ -94,11 +94,11 @@ impl Section for BlockUrlsSection {
     fn files(&self) -> Vec<SectionFile> {
         let file = |(list, path): (List, Option<&String>)| {
             Some(SectionFile {
-                field: list.field,
+                field: list.field.into(),
                 path: path?.clone(),
                 valid: "a text file with an entry per line",
                 max_bytes: MAX_LIST_BYTES,
-                stored_as: list.stored_as,
+                stored_as: Some(list.stored_as),
             })
         };
         LISTS.into_iter().zip(self.paths()).filter_map(file).collect()

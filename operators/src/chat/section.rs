@@ -84,11 +84,11 @@ impl Section for ChatSection {
     /// The template, also the tokenizer's own: it decides the tokens, so it lies beside the shards.
     fn files(&self) -> Vec<SectionFile> {
         vec![SectionFile {
-            field: TEMPLATE_FIELD,
+            field: TEMPLATE_FIELD.into(),
             path: self.template.clone().unwrap_or_default(),
             valid: "a file with a Jinja template",
             max_bytes: MAX_TEMPLATE_BYTES as u64,
-            stored_as: TEMPLATE,
+            stored_as: Some(TEMPLATE),
         }]
     }
 

@@ -68,11 +68,11 @@ impl Section for DecontaminateSection {
 
     fn files(&self) -> Vec<SectionFile> {
         vec![SectionFile {
-            field: BENCHMARKS_FIELD,
+            field: BENCHMARKS_FIELD.into(),
             path: self.benchmarks.clone(),
             valid: "a file of JSON lines",
             max_bytes: MAX_BENCHMARK_BYTES,
-            stored_as: BENCHMARKS,
+            stored_as: Some(BENCHMARKS),
         }]
     }
 

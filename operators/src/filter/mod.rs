@@ -12,16 +12,20 @@
 //! Every document is either kept or counted in `Statistics::dropped`. The footer of the shard holds the first documents of
 //! each reason (`dropped.rs`).
 //!
-//! Cost: the rules' own (docs/benchmarks/corpora.md). Memory: one input batch, its kept copy, and one open document.
+//! Cost: the rules' own (docs/benchmarks/corpora.md). Memory: one input batch, its kept copy, one open document, and the
+//! models of rules, once for all splits of a process.
 
 mod section;
 
+use std::sync::Arc;
+
 use arrow::datatypes::{Schema, SchemaRef};
-use stillhouse_filters::{Filter, Rule, Verdict};
+use stillhouse_filters::{FasttextModel, Filter, Models, Rule, Verdict};
 use stillhouse_schemas::problems::Problem;
 use stillhouse_schemas::sections::SectionKind;
 
 pub use section::FilterSection;
+use section::model_field;
 
 use crate::config::{JobContext, OperatorConfig};
 use crate::judged_documents::{Judge, JudgeDocuments, Judgement};
@@ -34,6 +38,8 @@ const NAME: &str = "filter";
 pub struct FilterConfig {
     /// The rules, in order.
     pub rules: Vec<Rule>,
+    /// The models that rules name. Empty where shards are only read or checked.
+    pub models: Models,
     /// Longest document that the rules judge, in bytes.
     pub max_document_bytes: usize,
     /// Longest piece of a kept document, in bytes (`input.piece_kilobytes` · 1000).
@@ -46,9 +52,21 @@ impl OperatorConfig for FilterConfig {
 
     fn from_job(context: &JobContext<'_>) -> Result<Option<Self>, Problem> {
         let Some(section) = context.section::<FilterSection>()? else { return Ok(None) };
-        section.check_rules()?;
+        let mut models = Models::new();
+        for (i, path) in section.rules.iter().enumerate().filter_map(|(i, rule)| Some((i, rule.model()?))) {
+            let field = model_field(i);
+            if let Some(bytes) = context.spec.sections.file(&field)
+                && !models.contains_key(path)
+            {
+                let model = FasttextModel::new(Arc::clone(bytes));
+                let model = model.map_err(|e| Problem::new(field, format!("{path:?}"), e.to_string()))?;
+                models.insert(path.to_owned(), model);
+            }
+        }
+        section.check_rules(&models)?;
         Ok(Some(Self {
             rules: section.rules,
+            models,
             max_document_bytes: section.max_document_megabytes as usize * 1_000_000,
             piece_bytes: context.spec.input.piece_kilobytes as usize * 1000,
         }))
@@ -59,8 +77,8 @@ impl OperatorConfig for FilterConfig {
     }
 
     fn operator(&self, context: &SplitContext) -> Result<Box<dyn Operator>, OperatorError> {
-        let filter =
-            Filter::new(&self.rules).map_err(|e| OperatorError::Config { operator: NAME, message: e.to_string() })?;
+        let filter = Filter::new(&self.rules, &self.models)
+            .map_err(|e| OperatorError::Config { operator: NAME, message: e.to_string() })?;
         Ok(Box::new(JudgeDocuments::new(NAME, Rules(filter), (self.max_document_bytes, self.piece_bytes), context)))
     }
 }

@@ -12,7 +12,7 @@ use crate::testing::{context, cut, documents, drive, gpt2, job_with, joined, sta
 /// The config of a job with this list of rules, without a bound that matters.
 fn config(rules: &str) -> FilterConfig {
     let section: FilterSection = serde_json::from_str(&format!("{{\"rules\": {rules}}}")).unwrap();
-    FilterConfig { rules: section.rules, max_document_bytes: 1_000_000, piece_bytes: 4000 }
+    FilterConfig { rules: section.rules, models: Models::new(), max_document_bytes: 1_000_000, piece_bytes: 4000 }
 }
 
 fn run(config: &FilterConfig, pieces: &[(u64, &str, bool)]) -> (Vec<(u64, String)>, SplitContext) {
@@ -113,7 +113,7 @@ proptest! {
             piece_bytes: 16,
             ..config(r#"[{"length": {"min_characters": 12}}, {"fineweb": {"max_short_line_share": 1.0}}]"#)
         };
-        let filter = Filter::new(&config.rules).unwrap();
+        let filter = Filter::new(&config.rules, &config.models).unwrap();
         let mut pieces: Vec<(u64, &str, bool)> = Vec::new();
         for (id, text) in (0..).zip(&texts) {
             let parts = cut(text, &sizes);

@@ -52,11 +52,11 @@ impl Section for SubtokensSection {
 
     fn files(&self) -> Vec<SectionFile> {
         let permutation = self.permutation_file().map(|path| SectionFile {
-            field: PERMUTATION_FIELD,
+            field: PERMUTATION_FIELD.into(),
             path: path.to_owned(),
             valid: "a .npy or .json file",
             max_bytes: MAX_PERMUTATION_BYTES,
-            stored_as: PERMUTATION,
+            stored_as: Some(PERMUTATION),
         });
         permutation.into_iter().collect()
     }

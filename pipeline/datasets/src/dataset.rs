@@ -100,10 +100,11 @@ impl Dataset {
     /// checksum differs from the manifest's, the content stays unset and `verify` reports it.
     async fn read_section_files(&mut self) -> Result<()> {
         for file in job_format().files(&self.manifest.job) {
-            let expected = self.manifest.sidecar_files.get(file.stored_as);
-            let bytes = self.output.get(file.stored_as).await?;
+            let Some(name) = file.stored_as else { continue };
+            let expected = self.manifest.sidecar_files.get(name);
+            let bytes = self.output.get(name).await?;
             if let Some(bytes) = bytes.filter(|bytes| Some(&hex::encode(Sha256::digest(bytes))) == expected) {
-                self.manifest.job.sections.set_file(file.field, bytes.to_vec().into());
+                self.manifest.job.sections.set_file(&file.field, bytes.to_vec().into());
             }
         }
         Ok(())

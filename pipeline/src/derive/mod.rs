@@ -169,13 +169,14 @@ fn section_files(
 ) -> std::result::Result<Vec<NamedContent>, Problems> {
     let mut read = Vec::new();
     for file in registry::job_format().files(spec) {
-        let section = file.field.split_once('.').map_or(file.field, |(section, _)| section);
+        let section = file.field.split_once('.').map_or(&*file.field, |(section, _)| section);
         if positions.contains(section) && !file.path.is_empty() {
-            let wrong = |e: String| Problems(vec![Problem::new(file.field, format!("{:?}", file.path), e)]);
+            let wrong = |e: String| Problems(vec![Problem::new(&*file.field, format!("{:?}", file.path), e)]);
             let path = PathExpander::from_environment().expand(&file.path).map_err(wrong)?;
-            read.push((file.field, read_section_file(&local_path(base, &path), &file).map_err(wrong)?));
-        } else {
-            read.extend(manifest.job.sections.file(file.field).map(|bytes| (file.field, Arc::clone(bytes))));
+            let content = read_section_file(&local_path(base, &path), &file).map_err(wrong)?;
+            read.push((file.field, content));
+        } else if let Some(bytes) = manifest.job.sections.file(&file.field) {
+            read.push((file.field, Arc::clone(bytes)));
         }
     }
     Ok(read)

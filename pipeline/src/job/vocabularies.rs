@@ -1,6 +1,8 @@
 //! Checks that tokenizer, teacher, special tokens, files of sections and operators fit each other.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 
 use stillhouse_operators::chat::{ChatSection, TEMPLATE_FIELD};
@@ -59,12 +61,16 @@ impl Checks<'_> {
         }
     }
 
-    /// Reads the files that sections of operators name.
+    /// Reads the files that sections of operators name, each once.
     fn section_files(&mut self) -> Vec<NamedContent> {
-        let mut read = Vec::new();
+        let mut read: Vec<NamedContent> = Vec::new();
+        let mut by_path: BTreeMap<String, Arc<[u8]>> = BTreeMap::new();
         for file in registry::job_format().files(self.spec) {
-            let field = file.field;
-            if file.path.is_empty() || self.problems.touches(field) {
+            if file.path.is_empty() || self.problems.touches(&file.field) {
+                continue;
+            }
+            if let Some(bytes) = by_path.get(&file.path) {
+                read.push((file.field, Arc::clone(bytes)));
                 continue;
             }
             // the expansion of the path was checked with the others
@@ -75,8 +81,11 @@ impl Checks<'_> {
                 None => read_section_file(&path, &file),
             };
             match content {
-                Ok(bytes) => read.push((field, bytes)),
-                Err(message) => self.push(Problem::new(field, format!("{:?}", file.path), message)),
+                Ok(bytes) => {
+                    by_path.insert(file.path, Arc::clone(&bytes));
+                    read.push((file.field, bytes));
+                }
+                Err(message) => self.push(Problem::new(file.field, format!("{:?}", file.path), message)),
             }
         }
         read
@@ -162,7 +171,7 @@ impl Checks<'_> {
         if let (Some(template), false) =
             (vocabulary.chat_template(), has_template || !self.spec.sections.contains(ChatSection::KEY))
         {
-            files.push((TEMPLATE_FIELD, template.as_bytes().into()));
+            files.push((TEMPLATE_FIELD.into(), template.as_bytes().into()));
         }
         let mut spec = self.spec.clone();
         // a missing teacher was already reported
@@ -196,7 +205,7 @@ fn specials(config: &TeacherConfig) -> TeacherSpecials {
     TeacherSpecials { bos: config.bos_token_id, eos: config.eos_token_id }
 }
 
-/// Reads a file that a section names.
+/// Reads a file that a section names, into memory that is allocated once: some have gigabytes.
 pub(crate) fn read_section_file(path: &Path, file: &SectionFile) -> std::result::Result<Arc<[u8]>, String> {
     let unreadable = |e: std::io::Error| format!("cannot read {}: {e}", path.display());
     let found = fs::metadata(path).map_err(unreadable)?;
@@ -206,5 +215,14 @@ pub(crate) fn read_section_file(path: &Path, file: &SectionFile) -> std::result:
     if found.len() > file.max_bytes {
         return Err(format!("has {} bytes; valid: up to {}", found.len(), file.max_bytes));
     }
-    Ok(fs::read(path).map_err(unreadable)?.into())
+    let size = usize::try_from(found.len()).map_err(|e| format!("has {} bytes: {e}", found.len()))?;
+    let mut content: Arc<[u8]> = std::iter::repeat_n(0, size).collect();
+    let mut opened = fs::File::open(path).map_err(unreadable)?;
+    if let Some(bytes) = Arc::get_mut(&mut content) {
+        opened.read_exact(bytes).map_err(unreadable)?;
+    }
+    if opened.read(&mut [0]).map_err(unreadable)? > 0 {
+        return Err(format!("{} grew while it was read", path.display()));
+    }
+    Ok(content)
 }

@@ -4,6 +4,7 @@
 //!   lengths: {}          key ─► SectionKind of the operator: its JSON Schema, its defaults, its checks ─► JobSpec::sections
 //! ```
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -49,15 +50,16 @@ pub trait Section: Serialize + DeserializeOwned + JsonSchema + 'static {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SectionFile {
     /// Field that names it, such as `subtokens.permutation`.
-    pub field: &'static str,
+    pub field: Cow<'static, str>,
     /// Its path in the job file.
     pub path: String,
     /// The kinds of files that are valid, in words, such as `a .npy or .json file`.
     pub valid: &'static str,
     /// Largest size in bytes.
     pub max_bytes: u64,
-    /// Name of the file beside the shards of a finished data set that holds the same values.
-    pub stored_as: &'static str,
+    /// Name of the file beside the shards of a finished data set that holds the same values. `None` for a file that is
+    /// needed only to make the shards, and of which the data set has the checksum alone.
+    pub stored_as: Option<&'static str>,
 }
 
 /// A section, independent of its Rust type.

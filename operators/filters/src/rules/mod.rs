@@ -2,6 +2,7 @@
 
 pub(crate) mod c4;
 pub(crate) mod c4_paragraphs;
+pub(crate) mod fasttext;
 pub(crate) mod fineweb;
 pub(crate) mod gopher_quality;
 pub(crate) mod gopher_repetition;
