@@ -32,7 +32,7 @@ use stillhouse_datasets::damage::{self, check_finished};
 use stillhouse_operators::operator::{DuplicateList, OperatorError};
 use stillhouse_query::StagedRows;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, TeacherArithmetic};
+use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, Statistics, TeacherArithmetic};
 use stillhouse_schemas::spec::EngineKind;
 use stillhouse_teacher::TeacherInfo;
 
@@ -179,7 +179,8 @@ pub(crate) async fn finish_started(
 pub(crate) struct Planned {
     pub splits: Vec<SplitRecord>,
     files: Vec<stillhouse_input_files::InputFile>,
-    skipped: BTreeMap<String, u64>,
+    /// See [`Job::skipped`].
+    skipped: Statistics,
     duplicates: Option<Arc<dyn DuplicateList>>,
     record: PlanRecord,
 }
@@ -211,7 +212,8 @@ pub(crate) async fn create_plan(
     if let Some(earlier) = &earlier {
         staged_rows::check(&staged, earlier, output)?;
     }
-    let StagedRows { files, skipped, sha256, .. } = staged;
+    let skipped = staged.skipped_records();
+    let StagedRows { files, sha256, .. } = staged;
     let splits = match &earlier {
         Some(plan) => plan.splits_of(&hash.files),
         None => {
@@ -256,8 +258,8 @@ pub(crate) struct Job {
     hash: JobHash,
     /// The files that the splits read.
     files: Arc<Vec<stillhouse_input_files::InputFile>>,
-    /// Bad records that were met in staging, by reason. They are counted with the first split.
-    skipped: BTreeMap<String, u64>,
+    /// Bad records that were met in staging. They are counted with the first split.
+    skipped: Statistics,
     /// The list of a job with `deduplicate`.
     duplicates: Option<Arc<dyn DuplicateList>>,
     teacher: Option<TeacherInfo>,

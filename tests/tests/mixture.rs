@@ -77,6 +77,37 @@ fn documents(scratch: &Scratch) -> BTreeMap<String, (usize, usize)> {
 }
 
 #[test]
+fn skipped_records_are_counted_by_table() {
+    let scratch = scratch();
+    let wiki = fs::read_to_string(scratch.path("in/wiki.jsonl")).unwrap();
+    scratch.write("in/wiki.jsonl", &format!("{{broken\n{wiki}[1]\n{{\"text\": 7}}\n"));
+    let input = json!({
+        "tables": weights(2, 1, 1), "mixture": {"tokens": 8_000}, "on_error": "skip", "max_skipped": 0.1
+    });
+    scratch.make(&job(input));
+    let statistics = manifest(&scratch)["statistics"].clone();
+    let of_tables: BTreeMap<&str, u64> = statistics["sources"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(name, counts)| {
+            let skipped = counts["skipped"].as_object();
+            (name.as_str(), skipped.into_iter().flatten().map(|(_, n)| n.as_u64().unwrap()).sum())
+        })
+        .collect();
+    assert_eq!(of_tables, [("code", 0), ("notes", 0), ("wiki", 3)].into(), "{statistics}");
+    assert_eq!(statistics["sources"]["wiki"]["skipped"], statistics["skipped"]);
+    let page = scratch.stillhouse(&["inspect", "out"]).expect(0).stdout;
+    assert!(page.contains(" dropped, 3 skipped)"), "{page}");
+    let card = fs::read_to_string(scratch.path("out/README.md")).unwrap();
+    assert_eq!(
+        card.matches("| Skipped of the table `wiki` |").count(),
+        statistics["skipped"].as_object().unwrap().len()
+    );
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+}
+
+#[test]
 fn shares_hold_for_what_the_filter_keeps_and_every_document_is_accounted_for() {
     let scratch = scratch();
     let job = job(json!({"tables": weights(2, 1, 1), "mixture": {"tokens": 8_000}}));

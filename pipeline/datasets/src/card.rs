@@ -256,6 +256,9 @@ fn input_statistics(manifest: &Manifest, text: &mut String) {
         for (reason, n) in &counts.dropped {
             line(&format!("Dropped of the table {}", code(table)), format!("{} {}", counted(*n), cell(reason)));
         }
+        for (reason, n) in &counts.skipped {
+            line(&format!("Skipped of the table {}", code(table)), format!("{} {}", counted(*n), cell(reason)));
+        }
     }
     if !s.dropped.is_empty() {
         line("Documents kept", counted(s.documents_kept()));

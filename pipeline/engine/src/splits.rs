@@ -1,6 +1,5 @@
 //! The source of the plan: each partition reads one split of the job.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +16,7 @@ use stillhouse_input_files::{InputFile, Listing};
 use stillhouse_operators::grid::numbers_schema;
 use stillhouse_operators::operator::documents_schema;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::SplitRecord;
+use stillhouse_schemas::manifest::{SplitRecord, Statistics};
 use stillhouse_schemas::spec::Input;
 use stillhouse_source::SplitReader;
 
@@ -35,8 +34,8 @@ pub struct Corpus {
     pub input: Arc<Input>,
     /// The splits, one partition each.
     pub splits: Arc<Vec<SplitRecord>>,
-    /// Bad records found while rows were staged, counted by reason, and the split whose statistics include them.
-    pub staging_skipped: Option<(SplitId, BTreeMap<String, u64>)>,
+    /// Bad records found while rows were staged, and the split whose statistics include them.
+    pub staging_skipped: Option<(SplitId, Statistics)>,
 }
 
 /// Reads the documents of the splits.
@@ -147,7 +146,11 @@ impl ExecutionPlan for SplitsExec {
         if let Some((first, skipped)) = &self.corpus.staging_skipped
             && *first == split.split
         {
-            state.statistics.lock().skipped.clone_from(skipped);
+            let mut statistics = state.statistics.lock();
+            statistics.skipped.clone_from(&skipped.skipped);
+            for (table, counts) in &skipped.sources {
+                statistics.sources.entry(table.clone()).or_default().skipped.clone_from(&counts.skipped);
+            }
         }
         let stage = StageState::new(&state, 0);
         let reader = SplitReader::new(&resources.store, &self.listing, split.clone(), Arc::clone(input));

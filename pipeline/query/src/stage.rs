@@ -21,6 +21,7 @@ use sha2::{Digest, Sha256};
 use stillhouse_base::file_state::FileState;
 use stillhouse_base::source_error::SourceError;
 use stillhouse_input_files::{InputFile, Store};
+use stillhouse_schemas::manifest::{SourceStatistics, Statistics};
 use stillhouse_schemas::spec::Input;
 use stillhouse_source::{QueryTable, as_text};
 
@@ -65,6 +66,22 @@ pub struct MixedTable {
     pub epochs: f64,
     /// Tokens in the mixture.
     pub mixed_tokens: u64,
+    /// Its records that were skipped, by reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub skipped: BTreeMap<String, u64>,
+}
+
+impl StagedRows {
+    /// The records that were skipped, as a run counts them: all of them, and those of each table of a mixture.
+    pub fn skipped_records(&self) -> Statistics {
+        let with_skipped = self.tables.iter().filter(|table| !table.skipped.is_empty());
+        let counts = |table: &MixedTable| {
+            let skipped = table.skipped.clone();
+            (table.name.clone(), SourceStatistics { skipped, ..SourceStatistics::default() })
+        };
+        let sources = with_skipped.map(counts).collect();
+        Statistics { skipped: self.skipped.clone(), sources, ..Statistics::default() }
+    }
 }
 
 /// The record that a run writes about its staged rows.

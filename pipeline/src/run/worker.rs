@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use stillhouse_operators::operator::DuplicateList;
 use stillhouse_operators::registry::job_format;
 use stillhouse_schemas::ids::SplitId;
-use stillhouse_schemas::manifest::{ShardRecord, SplitRecord};
+use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, Statistics};
 use stillhouse_schemas::spec::EngineKind;
 use tokio::sync::Semaphore;
 
@@ -471,12 +471,8 @@ async fn prepare_job(task: &TaskSpec, config: &WorkerConfig, observer: &Arc<dyn 
     Ok(Arc::new(prepared.await.map_err(PipelineError::worker_stopped(ErrorKind::Input))??))
 }
 
-type Planned = (
-    Vec<SplitRecord>,
-    Arc<Vec<stillhouse_input_files::InputFile>>,
-    BTreeMap<String, u64>,
-    Option<Arc<dyn DuplicateList>>,
-);
+type Planned =
+    (Vec<SplitRecord>, Arc<Vec<stillhouse_input_files::InputFile>>, Statistics, Option<Arc<dyn DuplicateList>>);
 
 /// The splits as the run planned them, over the files as this process sees them.
 async fn load_plan(
@@ -509,7 +505,8 @@ async fn load_plan(
     let staged = files_of(prepared, hash, output, observer).await?;
     staged_rows::check(&staged, &plan, output)?;
     let duplicates = duplicates::of_run(prepared, output, plan.duplicates.as_ref()).await?;
-    Ok((plan.splits_of(&hash.files), Arc::new(staged.files), staged.skipped, duplicates))
+    let skipped = staged.skipped_records();
+    Ok((plan.splits_of(&hash.files), Arc::new(staged.files), skipped, duplicates))
 }
 
 /// Loads the teacher in the run's arithmetic, or returns an error.

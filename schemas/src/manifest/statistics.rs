@@ -93,6 +93,10 @@ pub struct SourceStatistics {
     /// Documents that filters dropped, by rule and reason. With `kept_documents`, they are all `documents`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub dropped: BTreeMap<String, u64>,
+    /// Records of the table that were skipped, by reason. Not included in `documents`: a table is read as a whole before
+    /// documents are chosen from it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub skipped: BTreeMap<String, u64>,
 }
 
 impl AddAssign<&Self> for SourceStatistics {
@@ -102,6 +106,9 @@ impl AddAssign<&Self> for SourceStatistics {
         self.text_tokens += more.text_tokens;
         for (reason, n) in &more.dropped {
             *self.dropped.entry(reason.clone()).or_default() += n;
+        }
+        for (reason, n) in &more.skipped {
+            *self.skipped.entry(reason.clone()).or_default() += n;
         }
     }
 }

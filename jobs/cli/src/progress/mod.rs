@@ -166,11 +166,12 @@ pub fn sources_summary(sources: &BTreeMap<String, SourceStatistics>) -> Option<S
     let of_table = |(name, counts): (&String, &SourceStatistics)| {
         let share = units::share(counts.text_tokens as f64 / all.max(1) as f64);
         let kept = units::counted(counts.kept_documents, "document");
-        let dropped = match counts.dropped.values().sum() {
+        let more = |counts: &BTreeMap<String, u64>, what: &str| match counts.values().sum() {
             0 => String::new(),
-            n => format!(", {} dropped", units::count(n)),
+            n => format!(", {} {what}", units::count(n)),
         };
-        format!("{name} {share} ({kept}{dropped})")
+        let (dropped, skipped) = (more(&counts.dropped, "dropped"), more(&counts.skipped, "skipped"));
+        format!("{name} {share} ({kept}{dropped}{skipped})")
     };
     (!sources.is_empty()).then(|| sources.iter().map(of_table).collect::<Vec<_>>().join(", "))
 }

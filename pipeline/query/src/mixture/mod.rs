@@ -165,17 +165,21 @@ pub fn stage_mixture(
     stage(store, tables, input, dir, |spill, parts| {
         let open = |table| Ok((TableRows::open(store, table, input)?, Keys::new(seed, table_name(table))));
         let opened = tables.iter().map(open).collect::<Result<Vec<_>, SourceError>>()?;
-        let mut skipped = BTreeMap::new();
+        let mut skipped_of = BTreeMap::new();
         let mut tokens = BTreeMap::new();
         let mut reports = Reports { progress, counted: 0, last: None };
         for (table, keys) in &opened {
             let (of_table, bad) = count_table(store, table, *keys, count, &mut reports)?;
             tokens.insert(table.name().to_owned(), of_table);
-            bad.into_iter().for_each(|(reason, n)| *skipped.entry(reason).or_default() += n);
+            skipped_of.insert(table.name().to_owned(), bad);
         }
         let invalid = |message| SourceError::Mixture { message, retryable: false };
         let mut taken = decide(input, &tokens, may_repeat).map_err(invalid)?;
-        let mixed_tables = mixed_tables(&tokens, &taken);
+        let mut skipped = BTreeMap::new();
+        for (reason, n) in skipped_of.values().flatten() {
+            *skipped.entry(reason.clone()).or_default() += n;
+        }
+        let mixed_tables = mixed_tables(&tokens, &taken, &mut skipped_of);
         let (rows, bytes) = tokens.values().fold((0, 0), |sum, of| (sum.0 + of.documents, sum.1 + of.bytes));
         let batch_bytes = BATCH_BYTES.min(memory_bytes / BATCHES_IN_MEMORY);
         let batch_rows = (batch_bytes * rows / bytes.max(1)).clamp(1, stillhouse_source::BATCH_ROWS as u64);
@@ -239,7 +243,11 @@ fn table_name(table: &QueryTable) -> &str {
     &table.name
 }
 
-fn mixed_tables(tokens: &BTreeMap<String, TokensByKey>, taken: &BTreeMap<String, Taken>) -> Vec<MixedTable> {
+fn mixed_tables(
+    tokens: &BTreeMap<String, TokensByKey>,
+    taken: &BTreeMap<String, Taken>,
+    skipped: &mut BTreeMap<String, BTreeMap<String, u64>>,
+) -> Vec<MixedTable> {
     let table = |(name, of): (&String, &TokensByKey)| {
         let taken = taken.get(name)?;
         Some(MixedTable {
@@ -248,6 +256,7 @@ fn mixed_tables(tokens: &BTreeMap<String, TokensByKey>, taken: &BTreeMap<String,
             tokens: of.tokens,
             epochs: taken.epochs,
             mixed_tokens: taken.tokens as u64,
+            skipped: skipped.remove(name).unwrap_or_default(),
         })
     };
     tokens.iter().filter_map(table).collect()
