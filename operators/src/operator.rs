@@ -189,6 +189,8 @@ pub enum DuplicateKind {
     Exact,
     /// It is a near-duplicate.
     MinHash,
+    /// Parts of it are equal to earlier ones.
+    Parts,
 }
 
 impl DuplicateKind {
@@ -197,24 +199,27 @@ impl DuplicateKind {
         match self {
             Self::Exact => "exact",
             Self::MinHash => "minhash",
+            Self::Parts => "parts",
         }
     }
 }
 
-/// A document that is dropped.
+/// A document that is dropped, or a part of a document that is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Duplicate {
     /// The document.
     pub document: u64,
-    /// The document that stays.
+    /// The document that stays, or has the first such part.
     pub first: u64,
     /// By what it is a duplicate.
     pub kind: DuplicateKind,
+    /// The part that is removed, counted from 0 over the parts of the document that are compared; `None` for all of it.
+    pub part: Option<u32>,
 }
 
-/// The documents of a job that are dropped.
+/// The documents of a job that are dropped, and the parts that are removed from others.
 pub trait DuplicateList: fmt::Debug + Send + Sync {
-    /// Returns the duplicates among the documents of a split, in the order of documents.
+    /// Returns the duplicates among the documents of a split, in the order of documents and parts.
     ///
     /// # Errors
     /// Fails if the list cannot be read.

@@ -19,6 +19,8 @@ pub struct KeysOfDocument {
     pub exact: Option<u128>,
     /// Keys of the bands of its MinHash signature; empty without `minhash`, and for a document with too few words.
     pub bands: Vec<u128>,
+    /// Keys of its parts, in order, but of those that are too short; empty without `parts`.
+    pub parts: Vec<u128>,
 }
 
 /// Makes the keys of the documents of a split, on all cores and in order. A document that is too large for the operator has
@@ -28,6 +30,7 @@ pub struct KeysOfDocument {
 pub struct DocumentKeys {
     exact: Option<ExactKeys>,
     minhash: Option<MinHash>,
+    parts: Option<ExactKeys>,
     documents: WholeDocuments,
 }
 
@@ -42,6 +45,7 @@ impl DocumentKeys {
         Ok(Self {
             exact: config.exact.as_ref().map(|exact| ExactKeys::new(&exact.config())).transpose().map_err(invalid)?,
             minhash: config.minhash.as_ref().map(MinHash::new).transpose().map_err(invalid)?,
+            parts: config.parts.as_ref().map(|parts| ExactKeys::new(&parts.config())).transpose().map_err(invalid)?,
             documents: WholeDocuments::new(NAME, config.max_document_bytes),
         })
     }
@@ -73,13 +77,14 @@ impl DocumentKeys {
 
     fn keys(&self, document: &WholeDocument<'_>) -> KeysOfDocument {
         if document.is_too_large {
-            return KeysOfDocument { id: document.id, exact: None, bands: Vec::new() };
+            return KeysOfDocument { id: document.id, exact: None, bands: Vec::new(), parts: Vec::new() };
         }
         let exact = self.exact.as_ref().and_then(|exact| exact.keys(&document.text).next());
         let signature = self.minhash.as_ref().and_then(|minhash| Some((minhash, minhash.signature(&document.text)?)));
         KeysOfDocument {
             id: document.id,
             exact: exact.map(|(_, key)| key),
+            parts: self.parts.iter().flat_map(|parts| parts.keys(&document.text)).map(|(_, key)| key).collect(),
             bands: signature.map(|(minhash, values)| minhash.band_keys(&values).collect()).unwrap_or_default(),
         }
     }

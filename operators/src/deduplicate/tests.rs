@@ -19,6 +19,7 @@ fn config(exact: bool, minhash: bool) -> DeduplicateConfig {
     DeduplicateConfig {
         exact: exact.then(ExactDocuments::default),
         minhash: minhash.then(|| MinHashConfig { ngram_words: 3, ..MinHashConfig::default() }),
+        parts: None,
         max_document_bytes: 100,
         memory_bytes: 64_000_000,
         piece_bytes: 40,
@@ -61,7 +62,7 @@ fn a_document_that_is_too_large_has_no_keys_and_is_dropped() {
     let long = "word ".repeat(21);
     let mut keys = DocumentKeys::new(&config(true, true)).unwrap();
     let made = keys.add(&documents(&[(0, &long, true)])).unwrap();
-    assert_eq!(made, [KeysOfDocument { id: 0, exact: None, bands: Vec::new() }]);
+    assert_eq!(made, [KeysOfDocument { id: 0, exact: None, bands: Vec::new(), parts: Vec::new() }]);
     let (kept, context) = run(NoDuplicates, &[(0, &long, true), (1, "short", true)]);
     assert_eq!(kept, HashMap::from([(1, "short".to_owned())]));
     assert_eq!(statistics(&context).dropped, [("deduplicate.too_large".to_owned(), 1)].into());
@@ -80,7 +81,9 @@ impl DuplicateList for Given {
 
 fn run(list: impl DuplicateList + 'static, pieces: &[(u64, &str, bool)]) -> (HashMap<u64, String>, SplitContext) {
     let context = SplitContext { duplicates: Some(Arc::new(list)), ..context(&gpt2()) };
-    let mut operator = config(true, true).operator(&context).unwrap();
+    let lines = RepeatedParts { min_characters: 5, ..serde_json::from_str(r#"{"unit": "line"}"#).unwrap() };
+    let config = DeduplicateConfig { parts: Some(lines), ..config(true, true) };
+    let mut operator = config.operator(&context).unwrap();
     let mut kept: HashMap<u64, String> = HashMap::new();
     let mut emit = |batch: RecordBatch| {
         let (ids, texts) = (batch.column(0).as_primitive::<UInt64Type>(), batch.column(1).as_string::<i32>());
@@ -94,7 +97,7 @@ fn run(list: impl DuplicateList + 'static, pieces: &[(u64, &str, bool)]) -> (Has
 
 #[test]
 fn listed_documents_are_dropped_by_kind_and_the_others_keep_their_text() {
-    let duplicate = |document, kind| Duplicate { document, first: SplitId(1).document(7).0, kind };
+    let duplicate = |document, kind| Duplicate { document, first: SplitId(1).document(7).0, kind, part: None };
     let [a, b, c, d] = [0, 1, 2, 4].map(|ordinal| SplitId(3).document(ordinal).0);
     let list = Given(vec![duplicate(b, DuplicateKind::Exact), duplicate(d, DuplicateKind::MinHash)]);
     let text = "a text that is longer than forty bytes, so that it leaves in pieces";
@@ -106,6 +109,42 @@ fn listed_documents_are_dropped_by_kind_and_the_others_keep_their_text() {
     assert_eq!(statistics.filtered_bytes, 8);
     let footer = context.footer.get();
     assert!(footer.values().any(|samples| samples.contains("a duplicate of document 7 of split 1")), "{footer:?}");
+}
+
+#[test]
+fn listed_parts_are_removed_and_a_document_without_others_is_dropped() {
+    let part = |ordinal: u32, part: u32| Duplicate {
+        document: SplitId(3).document(ordinal).0,
+        first: SplitId(1).document(7).0,
+        kind: DuplicateKind::Parts,
+        part: Some(part),
+    };
+    let [a, b, c] = [0, 1, 2].map(|ordinal| SplitId(3).document(ordinal).0);
+    // the short line has no number
+    let list = Given(vec![part(1, 0), part(1, 2), part(2, 0)]);
+    let pieces = [(a, "a line\n", true), (b, "line one\n}\nline two\nline three\n", true), (c, "line four\n\n", true)];
+    let (kept, context) = run(list, &pieces);
+    assert_eq!(kept, HashMap::from([(a, "a line\n".to_owned()), (b, "}\nline two\n".to_owned())]));
+    let statistics = statistics(&context);
+    assert_eq!(statistics.dropped, [("deduplicate.parts".to_owned(), 1)].into());
+    assert_eq!(statistics.filtered_bytes, 9 + 11 + 11);
+    let footer = context.footer.get();
+    assert!(footer.values().any(|samples| samples.contains("is in document 7 of split 1")), "{footer:?}");
+}
+
+#[test]
+fn parts_have_keys_unless_they_are_short() {
+    let parts = |json| {
+        let parts = Some(serde_json::from_str(json).unwrap());
+        let mut keys = DocumentKeys::new(&DeduplicateConfig { parts, ..config(false, false) }).unwrap();
+        let text = "The first line here.\nshort\nThe second line.\n\nThe first line here.\n";
+        keys.add(&documents(&[(0, text, true)])).unwrap().remove(0).parts
+    };
+    let lines = parts(r#"{"unit": "line", "min_characters": 10}"#);
+    assert_eq!((lines.len(), lines[0]), (3, lines[2]));
+    assert_eq!(parts(r#"{"unit": "line", "min_characters": 1}"#).len(), 4);
+    assert_eq!(parts(r#"{"unit": "paragraph"}"#).len(), 2);
+    assert_eq!(parts(r#"{"unit": "sentences", "sentences": 2, "min_characters": 1}"#).len(), 2);
 }
 
 #[test]

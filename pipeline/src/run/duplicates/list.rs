@@ -1,5 +1,6 @@
 //! The list of duplicates of a job: a Parquet file with `document_id` (uint64, ascending), `first_document_id` (uint64) and
-//! `kind` (utf8: `exact` or `minhash`).
+//! `kind` (utf8: `exact`, `minhash` or `parts`). In a job with `deduplicate.parts` also `part` (uint32, ascending in a document):
+//! which part of the document is removed, or null if the document is dropped.
 
 #![expect(clippy::disallowed_methods, reason = "callers run it through `blocking`, or as an operator")]
 
@@ -7,8 +8,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, AsArray, RecordBatch, StringArray, UInt64Array};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt64Type};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray, UInt32Array, UInt64Array};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type, UInt64Type};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
 use parquet::basic::{Compression, Encoding, ZstdLevel};
@@ -26,12 +27,16 @@ const BATCH: usize = 1 << 16;
 /// Duplicates of a row group, which is read for each of its splits.
 const GROUP: usize = 1 << 18;
 
-fn schema() -> SchemaRef {
-    Arc::new(Schema::new(vec![
+fn schema(with_parts: bool) -> SchemaRef {
+    let mut fields = vec![
         Field::new("document_id", DataType::UInt64, false),
         Field::new("first_document_id", DataType::UInt64, false),
         Field::new("kind", DataType::Utf8, false),
-    ]))
+    ];
+    if with_parts {
+        fields.push(Field::new("part", DataType::UInt32, true));
+    }
+    Arc::new(Schema::new(fields))
 }
 
 fn failed<E: std::fmt::Display>(path: &Path) -> impl FnOnce(E) -> PipelineError {
@@ -45,10 +50,13 @@ struct Checksum(Sha256);
 
 impl Checksum {
     fn add(&mut self, duplicate: Duplicate) {
-        let Duplicate { document, first, kind } = duplicate;
+        let Duplicate { document, first, kind, part } = duplicate;
         self.0.update(document.to_le_bytes());
         self.0.update(first.to_le_bytes());
         self.0.update(kind.name());
+        if let Some(part) = part {
+            self.0.update(part.to_le_bytes());
+        }
     }
 
     fn finish(self) -> String {
@@ -59,13 +67,15 @@ impl Checksum {
 /// Writes a list.
 pub(super) struct ListWriter {
     path: PathBuf,
+    schema: SchemaRef,
     file: ArrowWriter<File>,
     batch: Vec<Duplicate>,
     checksum: Checksum,
 }
 
 impl ListWriter {
-    pub(super) fn create(path: &Path) -> Result<Self> {
+    pub(super) fn create(path: &Path, with_parts: bool) -> Result<Self> {
+        let schema = schema(with_parts);
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             .set_dictionary_enabled(false)
@@ -75,8 +85,8 @@ impl ListWriter {
             .set_max_row_group_row_count(Some(GROUP))
             .build();
         let file = File::create(path).map_err(failed(path))?;
-        let file = ArrowWriter::try_new(file, schema(), Some(properties)).map_err(failed(path))?;
-        Ok(Self { path: path.to_owned(), file, batch: Vec::new(), checksum: Checksum::default() })
+        let file = ArrowWriter::try_new(file, Arc::clone(&schema), Some(properties)).map_err(failed(path))?;
+        Ok(Self { path: path.to_owned(), schema, file, batch: Vec::new(), checksum: Checksum::default() })
     }
 
     pub(super) fn push(&mut self, duplicate: Duplicate) -> Result<()> {
@@ -87,12 +97,15 @@ impl ListWriter {
 
     fn flush(&mut self) -> Result<()> {
         let all = std::mem::take(&mut self.batch);
-        let columns: Vec<ArrayRef> = vec![
+        let mut columns: Vec<ArrayRef> = vec![
             Arc::new(UInt64Array::from_iter_values(all.iter().map(|duplicate| duplicate.document))),
             Arc::new(UInt64Array::from_iter_values(all.iter().map(|duplicate| duplicate.first))),
             Arc::new(StringArray::from_iter_values(all.iter().map(|duplicate| duplicate.kind.name()))),
         ];
-        let batch = RecordBatch::try_new(schema(), columns).map_err(failed(&self.path))?;
+        if self.schema.fields().len() > columns.len() {
+            columns.push(Arc::new(UInt32Array::from_iter(all.iter().map(|duplicate| duplicate.part))));
+        }
+        let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(failed(&self.path))?;
         self.file.write(&batch).map_err(failed(&self.path))
     }
 
@@ -121,7 +134,8 @@ impl ListFile {
         let (mut checksum, mut last, mut in_order) = (Checksum::default(), None, true);
         let all = (0..list.metadata.metadata().num_row_groups()).collect();
         let mut add = |duplicate: Duplicate| {
-            in_order &= last.replace(duplicate.document).is_none_or(|last| last < duplicate.document);
+            let place = (duplicate.document, duplicate.part);
+            in_order &= last.replace(place).is_none_or(|last| last < place);
             checksum.add(duplicate);
         };
         list.read(all, &mut add).ok()?;
@@ -135,18 +149,25 @@ impl ListFile {
         let reader = reader.with_row_groups(groups).with_batch_size(BATCH).build().map_err(|e| e.to_string())?;
         for batch in reader {
             let batch = batch.map_err(|e| e.to_string())?;
-            if batch.schema().fields() != schema().fields() {
+            let fields = batch.schema().fields().clone();
+            if ![false, true].iter().any(|with_parts| fields == *schema(*with_parts).fields()) {
                 return Err("has other columns".into());
             }
             let [documents, firsts] = [0, 1].map(|column| batch.column(column).as_primitive::<UInt64Type>());
             let kinds = batch.column(2).as_string::<i32>();
+            let parts = batch.columns().get(3).map(|column| column.as_primitive::<UInt32Type>());
             for row in 0..batch.num_rows() {
                 let kind = match kinds.value(row) {
                     "exact" => DuplicateKind::Exact,
                     "minhash" => DuplicateKind::MinHash,
-                    other => return Err(format!("kind is {other:?}; valid: exact, minhash")),
+                    "parts" => DuplicateKind::Parts,
+                    other => return Err(format!("kind is {other:?}; valid: exact, minhash, parts")),
                 };
-                each(Duplicate { document: documents.value(row), first: firsts.value(row), kind });
+                let part = parts.and_then(|parts| parts.is_valid(row).then(|| parts.value(row)));
+                if part.is_some() != (kind == DuplicateKind::Parts) {
+                    return Err(format!("part is {part:?} where kind is {}", kind.name()));
+                }
+                each(Duplicate { document: documents.value(row), first: firsts.value(row), kind, part });
             }
         }
         Ok(())
@@ -195,13 +216,15 @@ mod tests {
             document: SplitId(split).document(ordinal).0,
             first: SplitId(0).document(ordinal / 2).0,
             kind: if ordinal.is_multiple_of(3) { DuplicateKind::Exact } else { DuplicateKind::MinHash },
+            part: None,
         };
         let split = |split| (0..200_000).step_by(1 + split as usize).map(move |ordinal| of(split, ordinal));
         [0, 1, 5].into_iter().flat_map(split).collect()
     }
 
     fn written(path: &Path, duplicates: &[Duplicate]) -> String {
-        let mut list = ListWriter::create(path).unwrap();
+        let with_parts = duplicates.iter().any(|duplicate| duplicate.part.is_some());
+        let mut list = ListWriter::create(path, with_parts).unwrap();
         duplicates.iter().for_each(|duplicate| list.push(*duplicate).unwrap());
         list.finish().unwrap()
     }
@@ -220,6 +243,24 @@ mod tests {
         assert_eq!(list.metadata.metadata().num_row_groups(), 2);
         assert_eq!((list.groups_of(SplitId(0)), list.groups_of(SplitId(5))), (vec![0], vec![1]));
         assert!(list.groups_of(SplitId(9)).is_empty());
+    }
+
+    #[test]
+    fn parts_are_listed_beside_documents() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("list.parquet");
+        let of = |ordinal: u32, part: Option<u32>| Duplicate {
+            document: SplitId(2).document(ordinal).0,
+            first: SplitId(0).document(1).0,
+            kind: if part.is_some() { DuplicateKind::Parts } else { DuplicateKind::Exact },
+            part,
+        };
+        let all = [of(0, None), of(3, Some(0)), of(3, Some(7)), of(4, Some(1)), of(9, None)];
+        let sha256 = written(&path, &all);
+        assert_eq!(ListFile::open(&path, &sha256, None).unwrap().of_split(SplitId(2)).unwrap(), all);
+        let unsorted = written(&path, &[all[0], all[2], all[1]]);
+        assert!(ListFile::open(&path, &unsorted, None).is_none());
+        assert_ne!(sha256, written(&path, &[all[0], all[1], of(3, Some(8)), all[3], all[4]]));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Finds the duplicates among all documents of a job, before its splits are made. Other processes that make splits read the
+//! Finds the duplicates among all documents of a job, and among their parts, before its splits are made. Other processes that make splits read the
 //! list beside the output.
 //!
 //! ```text
@@ -10,11 +10,14 @@
 //! them twice. A later run, a repair and workers read the same list. If it is gone or damaged, or the input was touched, it is
 //! found again and must have the checksum of the plan.
 //!
-//! Cost: reads the input once more, see [`stillhouse_operators::deduplicate`]; on the disk, 24 bytes for each key, and as many
-//! while they are sorted.
+//! Cost: reads the input once more, see [`stillhouse_operators::deduplicate`]; on the disk, 24 bytes for each key of a document,
+//! 28 for each key of a part, and as many while they are sorted.
 
+mod find;
 mod key_files;
 mod list;
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +32,8 @@ use stillhouse_operators::operator::{DuplicateList, OperatorError};
 use stillhouse_operators::operator_spec::OperatorSpec;
 use stillhouse_schemas::manifest::SplitRecord;
 
-use self::key_files::{KeyFile, KeyFileWriter, add_to_sum, find_duplicates};
+use self::find::find_duplicates;
+use self::key_files::{SplitKeys, SplitKeysWriter, add_to_sum};
 use self::list::{ListFile, ListWriter};
 use super::splits::{max_concurrent_splits, resources, source_of};
 use crate::engine::operator_plan;
@@ -231,12 +235,12 @@ async fn find(
         Ok::<_, PipelineError>(keys)
     });
     let at_once = max_concurrent_splits(&prepared.spec, rayon::current_num_threads());
-    let mut keys: Vec<KeyFile> = stream::iter(keys).buffer_unordered(at_once).try_collect().await?;
-    keys.sort_by_key(KeyFile::split);
+    let mut keys: Vec<SplitKeys> = stream::iter(keys).buffer_unordered(at_once).try_collect().await?;
+    keys.sort_by_key(SplitKeys::split);
     observer.event(&Event::Preparing { what: "comparing documents: looking for duplicates".into() });
-    let (folder, memory_bytes) = (folder.to_owned(), config.memory_bytes);
+    let (folder, memory_bytes, with_parts) = (folder.to_owned(), config.memory_bytes, config.parts.is_some());
     blocking(move || {
-        let mut list = ListWriter::create(&list_in(&folder))?;
+        let mut list = ListWriter::create(&list_in(&folder), with_parts)?;
         find_duplicates(&keys, &folder, memory_bytes, &mut |duplicate| list.push(duplicate))?;
         list.finish()
     })
@@ -249,12 +253,15 @@ async fn keys_of_split(
     partition: usize,
     config: &DeduplicateConfig,
     folder: &Path,
-) -> Result<KeyFile> {
+) -> Result<SplitKeys> {
     let split = session.resources.split(partition).map_err(PipelineError::from_plan)?;
-    let (of, place) = (folder.to_owned(), format!("split {}", split.split.0));
+    let (of, place, with_parts) = (folder.to_owned(), format!("split {}", split.split.0), config.parts.is_some());
     let (earlier, mut file) = blocking(move || {
-        let earlier = KeyFile::written_before(&of, split.split)?;
-        let file = if earlier.is_none() { Some(KeyFileWriter::create(&of, split.split)?) } else { None };
+        let earlier = SplitKeys::written_before(&of, split.split, with_parts)?;
+        let file = match &earlier {
+            None => Some(SplitKeysWriter::create(&of, split.split, with_parts)?),
+            Some(_) => None,
+        };
         Ok::<_, PipelineError>((earlier, file))
     })
     .await?;
@@ -278,7 +285,7 @@ async fn keys_of_split(
         made.map_err(of_operator)??;
     }
     keys.finish().map_err(of_operator)?;
-    let written = blocking(move || file.map(KeyFileWriter::finish).transpose()).await?;
+    let written = blocking(move || file.map(SplitKeysWriter::finish).transpose()).await?;
     written.ok_or_else(|| {
         PipelineError::new(ErrorKind::Output, format!("{place}: no keys were written: a bug in this program"))
     })
