@@ -1,6 +1,6 @@
 //! Documents that are duplicates of earlier ones are dropped, in whatever way a job runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -108,6 +108,63 @@ fn the_first_of_documents_with_one_text_stays() {
     scratch.job("job.yaml", &with(job(), &json!({"deduplicate": {"memory_megabytes": 64}})));
     let again = scratch.stillhouse(&["run", "job.yaml"]).expect(0);
     assert!(again.stdout.contains("complete already"), "{}", again.stdout);
+}
+
+/// The lines of a record: one of its own, one of five that are in many records, and one that is too short to be compared.
+fn lines_of(record: u32) -> Vec<String> {
+    let own = format!("{} ends here", original(record).chars().take(60).collect::<String>());
+    let shared = format!("This line is in many pages, version {}.", char::from(b'a' + (record % 5) as u8));
+    match record % 4 {
+        0 => vec![shared, "short".to_owned(), own],
+        1 => vec![own, shared.clone(), shared],
+        2 => vec![shared],
+        _ => vec![own],
+    }
+}
+
+/// Lines that occurred before are removed, whether in the same document or in an earlier one that stays.
+#[test]
+fn repeated_lines_are_removed() {
+    let scratch = Scratch::new();
+    // every seventh document is a copy of the one before it
+    let text_of = |record: u32| lines_of(if record % 7 == 6 { record - 1 } else { record }).join("\n");
+    let corpus: String = (0..RECORDS).map(|record| json!({"text": text_of(record)}).to_string() + "\n").collect();
+    scratch.write("corpus.jsonl", &corpus);
+    let deduplicate = json!({"exact": {}, "minhash": null, "parts": {"unit": "line"}});
+    let job = with(job(), &json!({"deduplicate": deduplicate, "input": {"split_megabytes": 0.001}}));
+    scratch.make(&job);
+
+    let (mut texts, mut lines, mut expected) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+    let (mut copies, mut emptied) = (0, 0);
+    for record in 0..RECORDS {
+        let text = text_of(record);
+        if !texts.insert(text.clone()) {
+            copies += 1;
+            continue;
+        }
+        let new = |line: &&str| line.len() < 20 || lines.insert((*line).to_owned());
+        let left: Vec<&str> = text.lines().filter(new).collect();
+        if left.is_empty() { emptied += 1 } else { expected.push(left.join("\\n")) }
+    }
+    let statistics = manifest(&scratch)["statistics"].clone();
+    assert_eq!(statistics["dropped"], json!({"deduplicate.exact": copies, "deduplicate.parts": emptied}));
+    let rows = u64::from(RECORDS) - copies - emptied;
+    let text_of_row = |row: u64| {
+        let shown = scratch.stillhouse(&["inspect", "out", "--row", &row.to_string(), "--json"]).expect(0).json();
+        let tokens = shown["row"]["tokens"].as_array().unwrap().clone();
+        let texts = tokens.iter().map(|token| token["text"].as_str().unwrap());
+        texts.filter(|text| !text.starts_with('<')).collect::<String>()
+    };
+    assert_eq!((0..rows).map(text_of_row).collect::<Vec<_>>(), expected);
+    scratch.stillhouse(&["verify", "out"]).expect(0);
+
+    // a list that is gone is made again, with the same bytes
+    let made = shards(&scratch.path("out"));
+    fs::remove_file(scratch.path("out/_stillhouse/duplicates.parquet")).unwrap();
+    let first = manifest(&scratch)["shards"][0]["path"].as_str().unwrap().to_owned();
+    fs::write(scratch.path("out").join(first), b"damaged").unwrap();
+    scratch.stillhouse(&["repair", "out", "job.yaml"]).expect(0);
+    assert_eq!(shards(&scratch.path("out")), made);
 }
 
 #[test]
@@ -219,7 +276,10 @@ fn a_run_goes_on_only_with_an_input_that_has_the_same_duplicates() {
 fn what_cannot_be_compared_is_an_error() {
     let scratch = scratch();
     scratch.job("job.yaml", &with(job(), &json!({"deduplicate": {"exact": null, "minhash": null}})));
-    scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&["deduplicate", "has neither `exact` nor `minhash`"]);
+    scratch
+        .stillhouse(&["run", "job.yaml"])
+        .expect(2)
+        .says(&["deduplicate", "has none of `exact`, `minhash` and `parts`"]);
     scratch.job("job.yaml", &with(job(), &json!({"deduplicate": {"minhash": {"bands": 0}}})));
     scratch.stillhouse(&["run", "job.yaml"]).expect(2).says(&["deduplicate.minhash.bands"]);
     scratch.make(&job());
