@@ -5,19 +5,23 @@
 //! cargo run --release -p stillhouse-filters --example judge -- RULES.json [time] < DOCUMENTS.jsonl
 //! ```
 //!
-//! `RULES.json` maps names to lists of rules. A line of the input is a JSON string or an object with the key `text`.
+//! `RULES.json` maps names to lists of rules; models are read from the paths that they name. A line of the input is a JSON string or an object with the key `text`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use stillhouse_filters::{Filter, Models, Rule, RuleError, Verdict, sentences, words};
+use stillhouse_filters::{FasttextModel, Filter, Models, Rule, RuleError, Verdict, sentences, words};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rules = std::env::args().nth(1).ok_or("the first argument is the file of rules")?;
     let rules: BTreeMap<String, Vec<Rule>> = serde_json::from_str(&std::fs::read_to_string(rules)?)?;
-    let compile = |(name, rules)| Ok::<_, RuleError>((name, Filter::new(rules, &Models::new())?));
+    let mut models = Models::new();
+    for path in rules.values().flatten().filter_map(Rule::model) {
+        models.insert(path.to_owned(), FasttextModel::new(std::fs::read(path)?.into())?);
+    }
+    let compile = |(name, rules)| Ok::<_, RuleError>((name, Filter::new(rules, &models)?));
     let filters = rules
         .iter()
         .map(|(name, rules): (&String, &Vec<Rule>)| compile((name, rules)))
