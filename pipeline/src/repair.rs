@@ -18,7 +18,6 @@ use std::time::Instant;
 use stillhouse_datasets::damage::{Damage, Repaired, damaged_files, damaged_shards, repair_records};
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{Manifest, Range, SplitRecord};
-use stillhouse_schemas::spec::EngineKind;
 
 use crate::append;
 use crate::error::{ErrorKind, PipelineError, Result};
@@ -55,10 +54,9 @@ pub async fn repair_until(
     observer: Arc<dyn Observer>,
     stop: &Stop,
 ) -> Result<Repaired> {
-    let is_remote = prepared.spec.engine.kind == EngineKind::Ballista;
     let (original_job, output, lock) = stop.or(lock_output(&prepared, output, &observer)).await?;
     let work = repair_locked(prepared, original_job, &output, observer, stop);
-    let result = stop.or_cancel_remote(is_remote, work).await;
+    let result = stop.or_end(work).await;
     release(lock, &result).await;
     result
 }

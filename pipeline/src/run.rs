@@ -33,7 +33,6 @@ use stillhouse_operators::operator::{DuplicateList, OperatorError};
 use stillhouse_query::StagedRows;
 use stillhouse_schemas::ids::SplitId;
 use stillhouse_schemas::manifest::{ShardRecord, SplitRecord, Statistics, TeacherArithmetic};
-use stillhouse_schemas::spec::EngineKind;
 use stillhouse_teacher::TeacherInfo;
 
 use crate::acceptance;
@@ -100,9 +99,8 @@ pub async fn run_until(
 ) -> Result<RunResult> {
     let began = Instant::now();
     let (hash, locked) = stop.or(lock_output(&prepared, options, &observer)).await?;
-    let is_remote = prepared.spec.engine.kind == EngineKind::Ballista;
     let work = run_locked(prepared, hash, &locked.output, options, observer, (began, stop));
-    let result = stop.or_cancel_remote(is_remote, work).await;
+    let result = stop.or_end(work).await;
     locked.release(&result).await;
     result
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use datafusion::physical_plan::ExecutionPlan;
 use futures::{FutureExt, StreamExt};
-use stillhouse_base::error::Result;
+use stillhouse_base::error::{ErrorKind, PipelineError, Result};
 use stillhouse_base::events::{Event, Observer, Progress, StageStatus, StalledSplit};
 use stillhouse_base::storage::Storages;
 use stillhouse_output::Output;
@@ -306,7 +306,7 @@ fn movement(progress: &Progress) -> u64 {
 }
 
 /// Makes the splits in this process, `max_splits` at a time. After a failure it stops the others and waits for them, so
-/// that nothing is written after it returns.
+/// that nothing is written after it returns. A request to stop is an error: splits may be missing.
 async fn run_locally(session: &Session, max_splits: usize, work: &PendingSplits, emit: EventSink<'_>) -> Result<()> {
     let mut splits = futures::stream::iter(0..work.splits.len())
         .map(|partition| run_split_locally(session, work, partition, emit))
@@ -319,7 +319,11 @@ async fn run_locally(session: &Session, max_splits: usize, work: &PendingSplits,
             failure.get_or_insert(e);
         }
     }
-    failure.map_or(Ok(()), Err)
+    match failure {
+        Some(e) => Err(e),
+        None if work.stop.load(Ordering::Relaxed) => Err(PipelineError::new(ErrorKind::Cancelled, "stopped")),
+        None => Ok(()),
+    }
 }
 
 async fn run_split_locally(

@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 use crate::error::{ErrorKind, PipelineError, Result};
 use crate::output::Lock;
 
-/// Time limit for cancelling remote work. Workers also notice the end of the run by themselves.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time limit for work to end after a request to stop. Workers also notice the end of the run by themselves.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time limit for releasing the output. Its lease also expires by itself.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -61,23 +61,18 @@ impl Stop {
         }
     }
 
-    /// Like [`Self::or`], for a run that holds its output. If work is remote, waits [`CANCEL_TIMEOUT`] for its
-    /// cancellation.
-    pub(crate) async fn or_cancel_remote<T>(
-        &self,
-        is_remote: bool,
-        work: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
+    /// Like [`Self::or`], for a run that holds its output. A request to stop gives the work [`END_TIMEOUT`] to end by itself:
+    /// splits end at their next batch, a split that is being committed is also reported, and remote work is cancelled.
+    pub(crate) async fn or_end<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::pin!(work);
-        let done = tokio::select! {
+        let ended = tokio::select! {
             biased;
             result = &mut work => return result,
-            () = self.requested(), if !is_remote => None,
-            () = self.requested(), if is_remote => tokio::time::timeout(CANCEL_TIMEOUT, work).await.ok(),
+            () = self.requested() => tokio::time::timeout(END_TIMEOUT, work).await,
         };
-        match done {
-            Some(Ok(done)) => Ok(done),
-            Some(Err(_)) | None => Err(stopped()),
+        match ended {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(_)) | Err(_) => Err(stopped()),
         }
     }
 }
@@ -116,18 +111,18 @@ mod tests {
         stop.request();
         assert!(was_stopped(&waits.await.unwrap()));
         assert!(was_stopped(&stop.or(std::future::pending::<Result<()>>()).await));
-        // remote work sees the flag, ends by itself, and is awaited
+        // work that sees the flag and ends by itself is awaited
         let flag = stop.flag();
         let cancelled = async {
             tokio::task::yield_now().await;
             assert!(flag.load(Ordering::Relaxed));
             Err::<(), _>(PipelineError::new(ErrorKind::Output, "called back"))
         };
-        assert!(was_stopped(&stop.or_cancel_remote(true, cancelled).await));
+        assert!(was_stopped(&stop.or_end(cancelled).await));
         let done = async {
             tokio::task::yield_now().await;
             Ok(7)
         };
-        assert_eq!(stop.or_cancel_remote(true, done).await.unwrap(), 7);
+        assert_eq!(stop.or_end(done).await.unwrap(), 7);
     }
 }
