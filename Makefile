@@ -93,7 +93,7 @@ python-test: python build
 	cd python && node ../tests/pyright/node_modules/pyright/index.js --pythonpath ../.venv-torch/bin/python stillhouse
 	cd python && ../.venv-torch/bin/pytest -n 2 --dist worksteal
 	cd research && ../.venv-torch/bin/ruff check && ../.venv-torch/bin/ruff format --check
-	cd research && ../.venv-torch/bin/pytest
+	cd research && ../.venv-torch/bin/pytest -n 2 --dist worksteal
 
 # Wheels with the program, for every Python from 3.10 on and every Linux from glibc 2.17 on, x86-64 and aarch64, in dist/.
 python-wheel: setup

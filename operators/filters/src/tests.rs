@@ -1,4 +1,6 @@
 use std::borrow::Cow;
+use std::io::Read;
+use std::sync::LazyLock;
 
 use proptest::prelude::*;
 
@@ -8,9 +10,15 @@ fn rule(json: &str) -> Rule {
     serde_json::from_str(json).unwrap()
 }
 
-/// A filter of rules without models.
+/// A filter of rules that may name the model `small.ftz`.
 fn filter(rules: &[Rule]) -> Result<Filter, RuleError> {
-    Filter::new(rules, &Models::new())
+    static MODELS: LazyLock<Models> = LazyLock::new(|| {
+        let mut bytes = Vec::new();
+        let packed: &[u8] = include_bytes!("../tests/classifiers/quantized-pruned.ftz.gz");
+        flate2::read::GzDecoder::new(packed).read_to_end(&mut bytes).unwrap();
+        [("small.ftz".to_owned(), FasttextModel::new(bytes.into()).unwrap())].into()
+    });
+    Filter::new(rules, &MODELS)
 }
 
 /// The JSON of a rule; the options may begin with a comma.
@@ -39,7 +47,8 @@ fn error(json: &str) -> String {
 
 const ALL: &str = r#"[{"length": {"max_words": 100000000, "max_characters": 1000000000}},
     {"language": {"keep": ["eng", "fra"]}}, {"gopher_repetition": {}}, {"gopher_quality": {}}, {"c4": {}},
-    {"c4_paragraphs": {}}, {"fineweb": {}}, {"pattern": {"drop_if_match": ["x{3}y"]}}, {"pii": {}}]"#;
+    {"c4_paragraphs": {}}, {"fineweb": {}}, {"pattern": {"drop_if_match": ["x{3}y"]}}, {"pii": {}},
+    {"fasttext": {"model": "small.ftz", "drop": {"0": 0.99}}}]"#;
 
 #[test]
 fn a_rule_is_written_and_read() {
@@ -86,6 +95,19 @@ fn an_invalid_option_is_named() {
         error(r#"{"length": {"min_words": 5, "max_words": 4}}"#),
         "length.min_words is 5; valid: at most 4, the value of length.max_words"
     );
+    assert_eq!(
+        error(r#"{"fasttext": {"model": "small.ftz", "keep": {"0": 2}}}"#),
+        "fasttext.keep.0 is 2; valid: 0 to 1"
+    );
+    let compiled = |json| filter(&[rule(json)]).err().unwrap().to_string();
+    assert_eq!(
+        compiled(r#"{"fasttext": {"model": "small.ftz", "drop": {"en": 0.5}}}"#),
+        "fasttext.drop is en; valid: labels of the model: 0, 2, 1"
+    );
+    assert_eq!(
+        compiled(r#"{"fasttext": {"model": "other.bin", "drop": {"0": 0.5}}}"#),
+        "fasttext.model is other.bin; valid: a file that was read"
+    );
     assert!(error(r#"{"language": {"keep": ["en"]}}"#).starts_with("language.keep is en; valid: at least one of"));
     assert!(error(r#"{"language": {"keep": []}}"#).starts_with("language.keep is []; valid:"));
     assert_eq!(error(r#"{"language": {"min_confidence": 1.5}}"#), "language.min_confidence is 1.5; valid: 0 to 1");
@@ -124,7 +146,7 @@ fn an_invalid_option_is_named() {
 fn every_reason_is_listed() {
     let rules: Vec<Rule> = serde_json::from_str(ALL).unwrap();
     let count = rules.iter().map(|rule| rule.reasons().len()).collect::<Vec<_>>();
-    assert_eq!(count, [4, 3, 14, 10, 3, 1, 5, 2, 0]);
+    assert_eq!(count, [4, 3, 14, 10, 3, 1, 5, 2, 0, 2]);
     let reasons = rules[2].reasons();
     assert!(reasons.contains(&"top_2_gram") && reasons.contains(&"duplicated_10_n_grams"));
 }

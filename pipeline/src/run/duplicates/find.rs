@@ -15,7 +15,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::fs::File;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use stillhouse_dedup::{ClusterError, Clusters, FinishedClusters};
 use stillhouse_operators::operator::{Duplicate, DuplicateKind};
